@@ -1,0 +1,81 @@
+# make            build train_gpt with what this machine has (it says what it found)
+# make test       build and run every test           make test SANITIZE=1   the same under AddressSanitizer and UBSan
+# make bench      measure speed on this machine      make clean
+# Options: CC=clang  DEBUG=1 (-O0 -g)  MPI=0 (leave MPI out)  ONEDNN=0 (use OpenBLAS)
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+SHELL := /bin/bash
+BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)
+PROBE := scripts/probe.sh
+
+WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-warning-option
+# No fast-math anywhere: results are promised bit for bit. Contraction is off so that a fused multiply-add happens where the
+# source says fma and nowhere else. errno and traps are not used by any caller, and without them loops vectorise.
+FLOATS := -ffp-contract=off -fno-math-errno -fno-trapping-math
+CFLAGS := -std=c11 -D_GNU_SOURCE -I. $(WARN) $(FLOATS) -fopenmp -pthread -MMD -MP $(if $(DEBUG),-O0 -g3,-O3 -g)
+LDLIBS := -lm -ldl -pthread
+ifdef SANITIZE
+CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -DSANITIZE_BUILD
+endif
+
+# ---- what this machine has: each probe compiles and links one line (a name in a package list proves nothing) ----
+include build/found.mk
+build/found.mk: Makefile $(PROBE)
+	@mkdir -p build && CC="$(CC)" MPI="$(MPI)" ONEDNN="$(ONEDNN)" $(PROBE) > $@.tmp && mv $@.tmp $@
+
+CFLAGS += $(FOUND_CFLAGS)
+LDLIBS += $(FOUND_LIBS)
+
+# ---- sources ----
+LIB_SRC := $(wildcard llm/*.c zero/*.c data/*.c) $(filter-out %_isa.c,$(wildcard llm/cpu/*.c))
+ifneq ($(HAVE_MPI),1)
+LIB_SRC := $(filter-out zero/comm_mpi.c,$(LIB_SRC))
+endif
+# Kernels in llm/cpu/*_isa.c are compiled once per instruction set; llm/cpu/isa.h picks one at run time.
+ISA_SRC := $(wildcard llm/cpu/*_isa.c)
+ARCH := $(shell uname -m)
+ifeq ($(ARCH),x86_64)
+ISAS := base avx2 avx512
+else
+ISAS := base
+endif
+ISA_FLAGS_base := -DISA=base
+ISA_FLAGS_avx2 := -DISA=avx2 -mavx2 -mfma -mf16c
+ISA_FLAGS_avx512 := -DISA=avx512 -march=skylake-avx512 -mavx512bf16 -mprefer-vector-width=512
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.c=$(BUILD)/%.$(isa).o))
+TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+
+.PHONY: all test tests bench clean format
+.SECONDARY:
+all: train_gpt
+train_gpt: $(BUILD)/train_gpt
+	@ln -sf $< $@
+$(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libzero.a
+	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/libzero.a: $(LIB_OBJ)
+	@rm -f $@ && ar rcs $@ $^
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D) && echo "  cc   $<" && $(CC) $(CFLAGS) -c -o $@ $<
+define isa_rule
+$(BUILD)/%.$(1).o: %.c
+	@mkdir -p $$(@D) && echo "  cc   $$< ($(1))" && $(CC) $(CFLAGS) $$(ISA_FLAGS_$(1)) -c -o $$@ $$<
+endef
+$(foreach isa,$(ISAS),$(eval $(call isa_rule,$(isa))))
+$(BUILD)/test/%: $(BUILD)/test/%.o $(BUILD)/libzero.a
+	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ -lcmocka $(LDLIBS)
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libzero.a
+	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+tests: $(TESTS) $(BUILD)/train_gpt
+test: tests
+	@BUILD=$(BUILD) scripts/run_tests.sh
+bench: $(BUILD)/dev/bench
+	@$(BUILD)/dev/bench
+format:
+	@clang-format -i $(shell git ls-files '*.c' '*.h')
+clean:
+	rm -rf build train_gpt
+
+-include $(shell find build -name '*.d' 2>/dev/null)

@@ -1,0 +1,149 @@
+// config: every option of a run in one struct, and the ways to fill it: defaults, presets, flags, a Hugging Face config.json.
+//
+// Data flows one way: flags → Config → layout → device memory → steps → log and checkpoint. After config_parse and
+// config_resolve nothing changes a Config. One declarative table of flags (in config.c) drives parsing, --help,
+// --print-config, the nearest-name suggestion and the comparison of two runs' configs (resume), so an option is one row.
+//
+// Sizes given by users take K, M, G (10³, 10⁶, 10⁹) and Ki, Mi, Gi. Strings point into the process's arguments or into
+// memory that lives as long as the program.
+#ifndef LLM_CONFIG_H
+#define LLM_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "llm/device.h"
+#include "llm/dtype.h"
+#include "llm/status.h"
+
+typedef enum Arch { ARCH_GPT2, ARCH_LLAMA } Arch;
+
+// A transformer's shape. GPT-2: LayerNorm, GELU, learned positions, biases, tied head. LLaMA: RMSNorm, RoPE, SwiGLU,
+// grouped-query attention, no biases (Qwen2 adds one to QKV).
+typedef struct ModelConfig {
+    Arch arch;
+    int layers;         // L, transformer blocks
+    int heads;          // query heads
+    int kv_heads;       // key/value heads; divides heads
+    int channels;       // C, width of the residual stream
+    int head_dim;       // channels / heads unless a config.json says otherwise
+    int ffn;            // F, hidden width of the feed-forward part
+    int64_t vocab_size; // V
+    int max_seq_len;    // rows of GPT-2's position table; the longest sequence RoPE was asked for
+    bool tied;          // the head uses the token embedding's weight
+    bool qkv_bias;      // bias on QKV without the other biases (Qwen2)
+    float norm_eps;
+    float rope_theta;
+    bool rope_llama3;   // LLaMA 3.1's frequency scaling with the four numbers below
+    float rope_factor, rope_low_freq, rope_high_freq;
+    int rope_original_len;
+    float init_std;     // 0.02; residual projections use init_std / sqrt(2·layers)
+} ModelConfig;
+
+typedef enum Optimizer { OPTIMIZER_ADAMW, OPTIMIZER_ADAM, OPTIMIZER_SGD } Optimizer;
+typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+typedef enum DeviceChoice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } DeviceChoice;
+typedef enum StateDtype { STATE_FP32, STATE_PARAM } StateDtype;  // fp32, or the parameters' dtype
+
+typedef struct Config {
+    // model
+    const char *model_name;  // preset, or path of a Hugging Face config.json
+    ModelConfig model;
+    const char *init_from;   // directory of a Hugging Face model to start from, or NULL
+
+    // data
+    const char *train, *val; // file, directory or glob of HDF5 shards
+    uint64_t seed;
+
+    // batch: global = micro · grad_accum · ranks, in sequences. Any two; 0 = not given.
+    int micro_batch, grad_accum, global_batch;
+    int seq_len;             // T
+
+    // optimizer
+    Optimizer optimizer;
+    double lr, min_lr;       // min_lr: floor of cosine, linear and wsd
+    int64_t warmup;          // steps of linear warm-up
+    ScheduleKind schedule;
+    int64_t steps;           // length of the schedule and of the run
+    int64_t stop_at;         // end early at this step without changing the schedule; 0 = steps
+    double wsd_decay;        // fraction of the steps that wsd decays over (0.1)
+    double beta1, beta2, eps, momentum, weight_decay;
+    double grad_clip;        // 0 = off
+    int64_t max_skips;       // stop after this many skipped steps in a row
+
+    // precision
+    Dtype dtype;
+    StateDtype grad_dtype, reduce_dtype;
+    double loss_scale;       // 0 = dynamic (fp16) or 1 (others)
+
+    // ZeRO
+    int zero_stage;          // 0–3
+    int shard_group;         // ranks a parameter group is sharded over; 0 = all
+    bool overlap, deterministic;
+
+    // memory
+    Recompute recompute;
+    size_t device_memory;    // cap in bytes; 0 = none
+    int64_t head_chunk;      // rows of logits that exist at a time; changes no bit
+
+    // run
+    DeviceChoice device;
+    int threads;             // 0 = the cores this rank may use
+    const char *out;         // output directory or NULL (no log file, no checkpoints)
+    const char *resume;      // "auto", "never" or a directory
+    bool resume_changed;
+    int64_t checkpoint_every, eval_every, eval_batches, sample_every, log_every;  // steps; 0 = never (eval_batches 0 = all)
+    int64_t keep;            // newest checkpoints to keep; 0 = all
+    double comm_timeout;     // seconds
+    const char *prompt;
+    int64_t sample_tokens;
+    double temperature, top_p;
+    int64_t top_k;
+
+    // tools
+    bool plan, print_config, help, version;
+    int ranks;               // --plan: number of ranks to plan for
+    double plan_params;      // --params: plan for this many parameters without a model
+    const char *hash;        // checkpoint directory to hash, or NULL
+    const char *verify;      // checkpoint directory to verify, or NULL
+    const char *trace;       // file for a Chrome trace, or NULL
+
+    uint32_t given[4];       // bit i: flag i of the table was given (config.c)
+} Config;
+
+// Defaults of every field.
+void config_defaults(Config *config);
+
+// Parse argv over `config`. Unknown options fail with the nearest name; values out of range with the range.
+Status config_parse(Config *config, int argc, char **argv);
+
+// Fill what depends on other things: model preset or config.json, head_dim, ffn, the vocabulary (`data_vocab` from the
+// shards, 0 if there are none) and the batch equation for `ranks` ranks. Prints nothing. Errors show the whole equation and where each number
+// came from.
+Status config_resolve(Config *config, int ranks, int64_t data_vocab);
+
+// Fail unless the model's numbers make sense together (heads divide channels, kv_heads divides heads, sizes positive …).
+Status model_config_check(const ModelConfig *model);
+
+// Look up a preset by name; read a Hugging Face config.json (GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM, MistralForCausalLM).
+Status model_config_preset(ModelConfig *model, const char *name);
+Status model_config_read_hf(ModelConfig *model, const char *path);
+
+// Whether the user gave the flag (by its long name, without dashes).
+bool config_given(const Config *config, const char *flag);
+
+void config_print_help(FILE *file);
+void config_print_json(const Config *config, FILE *file);                // --print-config
+struct cJSON *config_to_json(const Config *config);                      // for logs and manifests; caller frees
+
+// Compare the options that alter a run's numbers (data, seed, batch, optimizer, schedule, precision, model) with those of
+// a saved run. Writes one line a difference ("lr: saved 0.0006, now 0.001") to `differences`; returns their number.
+int config_compare(const Config *config, const struct cJSON *saved, char *differences, size_t differences_bytes);
+
+// "8 GiB" style text of a byte count, in `text` (at least 16 bytes); returns text.
+char *format_bytes(char *text, size_t text_bytes, double bytes);
+
+#endif

@@ -1,0 +1,26 @@
+// loss_scale: the dynamic loss scaler of fp16 training, state for state DeepSpeed's DynamicLossScaler
+// (initial 2^16, factor 2, window 1000, hysteresis 2, minimum 1; consecutive_hysteresis off).
+//
+// The scale that backward used is the one gradients are divided by; loss_scale_update changes only the next step's.
+#ifndef LLM_LOSS_SCALE_H
+#define LLM_LOSS_SCALE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct LossScale {
+    double scale;
+    bool dynamic;              // false: a fixed scale
+    int64_t iteration;         // cur_iter of DeepSpeed's class
+    int64_t last_overflow;     // last_overflow_iter, -1 at first
+    int hysteresis_left;       // cur_hysteresis
+    int window, hysteresis;    // 1000, 2
+    double factor, minimum;    // 2, 1
+} LossScale;
+
+LossScale loss_scale_make(bool dynamic, double initial);  // initial <= 0: 2^16
+// Once a step. Returns false, and changes nothing more, when the scale is already at its minimum and overflows again
+// (DeepSpeed raises here); the caller goes on skipping until --max-skips.
+bool loss_scale_update(LossScale *scale, bool overflow);
+
+#endif

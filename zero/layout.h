@@ -1,0 +1,46 @@
+// layout: which rank owns which elements of which tensor. Pure arithmetic: no memory, no communication.
+//
+// Every unit (llm/model.h) is one flat array, padded with zeros to a multiple of 64·S elements, where S is the number of
+// ranks it is sharded over (the shard group), and cut into S equal shards. Rank r owns elements
+// [s·shard_len, (s+1)·shard_len) of each unit, s = r mod S. The order of elements does not depend on N; only the padding
+// and the cuts do. A shard may begin inside a tensor, hold several, or hold nothing but padding: any size works with any N.
+//
+// Units lie one after the other in a rank's full array (full_offset) and shards in a rank's shard array (shard_offset).
+// Idea: ZeRO (Rajbhandari et al. 2020), with units instead of buckets, as in FSDP (Zhao et al. 2023).
+#ifndef ZERO_LAYOUT_H
+#define ZERO_LAYOUT_H
+
+#include "llm/model.h"
+
+typedef struct UnitLayout {
+    UnitSpec spec;
+    int64_t full_len;      // elements with padding: a multiple of 64·S
+    int64_t shard_len;     // full_len / S
+    int64_t full_offset;   // in the full array
+    int64_t shard_offset;  // in the shard array
+} UnitLayout;
+
+typedef struct Layout {
+    int n_units;           // layers + 2
+    UnitLayout *units;
+    int n_ranks;           // N
+    int group;             // S, ranks a unit is sharded over; divides N
+    int rank;              // r
+    int shard;             // s = r mod S
+    bool tied;             // unit n_units-1 uses unit 0's token table
+    int64_t n_params;      // Ψ, without gaps and padding
+    int64_t full_len;      // Σ full_len
+    int64_t shard_len;     // Σ shard_len
+    int64_t max_block_len; // the largest full_len of units 1 … L
+    int64_t ends_len;      // elements of the slot that units 0 and L+1 share: the larger one, or both where the head is tied
+} Layout;
+
+Status layout_make(const ModelConfig *config, int n_ranks, int group, int rank, Layout *layout);
+void layout_free(Layout *layout);
+
+// The tensors that a range of a unit's elements meets, in order: calls visit(context, tensor, first element inside the
+// tensor, first element inside the range, count) for each; gaps and padding are not visited.
+typedef void (*LayoutVisit)(void *context, const TensorSpec *tensor, int64_t in_tensor, int64_t in_range, int64_t count);
+void layout_visit(const UnitLayout *unit, int64_t begin, int64_t len, LayoutVisit visit, void *context);
+
+#endif
