@@ -10,7 +10,7 @@ SHELL := /bin/bash
 BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)
 PROBE := scripts/probe.sh
 
-WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-warning-option
+WARN := -Wall -Wextra -Wshadow -Werror -Wno-psabi
 # No fast-math anywhere: results are promised bit for bit. Contraction is off so that a fused multiply-add happens where the
 # source says fma and nowhere else. errno and traps are not used by any caller, and without them loops vectorise.
 FLOATS := -ffp-contract=off -fno-math-errno -fno-trapping-math
