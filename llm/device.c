@@ -185,12 +185,16 @@ void device_seal(Device *device, bool sealed) {
 Status device_reserve_scratch(Device *device, size_t bytes) {
     if (bytes <= device->scratch_bytes)
         return OK;
-    device_free(device, device->scratch);
-    device->scratch = NULL;
-    device->scratch_bytes = 0;
+    device_release_scratch(device);
     TRY(device_alloc(device, MEM_WORKSPACE, "scratch", bytes, &device->scratch));
     device->scratch_bytes = bytes;
     return OK;
+}
+
+void device_release_scratch(Device *device) {
+    device_free(device, device->scratch);
+    device->scratch = NULL;
+    device->scratch_bytes = 0;
 }
 
 void *device_scratch(const Device *device, size_t *bytes) {

@@ -80,6 +80,7 @@ void device_seal(Device *device, bool sealed);  // while sealed, device_alloc fa
 // The compute stream's scratch arena (MEM_WORKSPACE "scratch"): operations on the compute stream run one after another,
 // so they share one buffer, as large as the neediest of them (Ops.…_scratch). Grows only before the seal.
 Status device_reserve_scratch(Device *device, size_t bytes);
+void device_release_scratch(Device *device);
 void *device_scratch(const Device *device, size_t *bytes);
 
 typedef enum StreamKind { STREAM_COMPUTE, STREAM_BACKGROUND } StreamKind;
