@@ -71,8 +71,8 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libzero.a
 tests: $(TESTS) $(BUILD)/train_gpt
 test: tests
 	@BUILD=$(BUILD) scripts/run_tests.sh
-bench: $(BUILD)/dev/bench
-	@$(BUILD)/dev/bench
+bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
+	@/usr/bin/env python3 dev/bench.py --build $(BUILD) && $(BUILD)/dev/bench_loader
 format:
 	@clang-format -i $(shell git ls-files '*.c' '*.h')
 clean:
