@@ -18,9 +18,9 @@ typedef struct LossScale {
     double factor, minimum;    // 2, 1
 } LossScale;
 
-LossScale loss_scale_make(bool dynamic, double initial);  // initial <= 0: 2^16
-// Once a step. Returns false, and changes nothing more, when the scale is already at its minimum and overflows again
-// (DeepSpeed raises here); the caller goes on skipping until --max-skips.
+LossScale loss_scale_make(bool dynamic, double initial);  // initial <= 0: 2^16, or 1 when fixed
+// Once a step. Returns false when the scale is already at its minimum and overflows again: it stays there, as in the
+// class with raise_error_at_min_scale off, and the caller goes on skipping until --max-skips.
 bool loss_scale_update(LossScale *scale, bool overflow);
 
 #endif
