@@ -91,7 +91,7 @@ char *flag_text(const Flag *flag, const Config *config, char *text, size_t text_
 
 // ---- parsing ----
 
-// "20000", "20K", "1.5Gi": digits, an optional fraction, an optional unit; the result must be whole and below 2^53.
+// "20000", "20K", "1.5Gi": digits, an optional fraction, an optional unit; the result must be whole. Infinity stands for too large.
 static bool parse_whole(const char *text, double *value) {
     static const struct {
         const char *name;

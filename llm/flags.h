@@ -51,8 +51,8 @@ typedef struct Flag {
 extern const Flag flags[];
 extern const int n_flags;
 
-// Numbers up to here are exact in double and so in JSON; no option goes beyond.
-#define FLAG_MAX_WHOLE 9007199254740991.0  // 2^53 - 1
+// No option goes beyond: whole numbers of 15 digits are exact in double, and cJSON writes all of their digits.
+#define FLAG_MAX_WHOLE 999999999999999.0
 
 const Flag *flag_find(const char *name);  // NULL: no such row
 

@@ -69,7 +69,7 @@ static Status read_bool(const Reader *r, const char *key, bool standard, bool *v
 
 // The key is absent, or has the one value that this program computes.
 static Status require_bool(const Reader *r, const char *key, bool only) {
-    bool value;
+    bool value = only;
     TRY(read_bool(r, key, only, &value));
     return value == only ? OK : wrong(r, key, only ? "only true is supported" : "only false is supported");
 }
@@ -258,7 +258,7 @@ Status model_config_read_hf(ModelConfig *model, const char *path) {
         snprintf(inside, sizeof inside, "%s/config.json", path);
         path = inside;
     }
-    char *data;
+    char *data = NULL;
     size_t bytes = 0;
     TRY(read_file(path, &data, &bytes));
     cJSON *json = cJSON_ParseWithLength(data, bytes);
