@@ -47,8 +47,10 @@ Status config_parse(Config *config, int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
         if (strncmp(argument, "--", 2) != 0 || argument[2] == '\0')
-            return fail_usage("unexpected argument \"%s\": options begin with two dashes; a glob pattern must be quoted "
-                              "(--train 'shards/*.h5'); --help lists the options", argument);
+            return fail_usage(
+                "unexpected argument \"%s\": options begin with two dashes; a glob pattern must be quoted "
+                "(--train 'shards/*.h5'); --help lists the options",
+                argument);
 
         char name[64];
         const char *equals = strchr(argument, '=');
@@ -66,8 +68,10 @@ Status config_parse(Config *config, int argc, char **argv) {
             if (!equals && i + 1 == argc)
                 return fail_usage("--%s needs a value (%s)", name, flag->value);
             if (!equals && strncmp(value, "--", 2) == 0)
-                return fail_usage("--%s needs a value (%s), found the option %s; a value that begins with dashes is "
-                                  "written --%s=%s", name, flag->value, value, name, value);
+                return fail_usage(
+                    "--%s needs a value (%s), found the option %s; a value that begins with dashes is "
+                    "written --%s=%s",
+                    name, flag->value, value, name, value);
             TRY(flag_parse(flag, value, config));
             i += !equals;
         }
@@ -104,16 +108,19 @@ static void print_option(FILE *file, const Flag *flag) {
         fprintf(file, "%*s", HELP_COLUMN - column, "");
     const char *standard = flag->standard ? flag->standard : flag->otherwise;
     char text[512];
-    snprintf(text, sizeof text, "%s%s%s%s", flag->help, standard ? " [" : "", standard ? standard : "", standard ? "]" : "");
+    snprintf(text, sizeof text, "%s%s%s%s", flag->help, standard ? " [" : "", standard ? standard : "",
+             standard ? "]" : "");
     print_wrapped(file, text, HELP_COLUMN);
 }
 
 void config_print_help(FILE *file) {
     fprintf(file,
             "Usage: train_gpt --train 'shards/*.h5' [options]\n"
-            "Pretrain a GPT-2 or LLaMA model on tokenized HDF5 shards, on one rank or many (mpirun), with ZeRO stages 0-3.\n"
+            "Pretrain a GPT-2 or LLaMA model on tokenized HDF5 shards, on one rank or many (mpirun), with ZeRO stages "
+            "0-3.\n"
             "\n"
-            "--option VALUE and --option=VALUE are the same; the last one of an option counts. Defaults are in [brackets].\n"
+            "--option VALUE and --option=VALUE are the same; the last one of an option counts. Defaults are in "
+            "[brackets].\n"
             "Whole numbers take K, M, G, T (1000, ...) and Ki, Mi, Gi, Ti (1024, ...).\n");
     for (int group = 0; group < FLAG_GROUPS; group++) {
         fprintf(file, "\n%s\n", flag_group_titles[group]);

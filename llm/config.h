@@ -130,7 +130,8 @@ Status config_resolve(Config *config, int ranks, int64_t data_vocab);
 // Fail unless the model's numbers make sense together (heads divide channels, kv_heads divides heads, sizes positive …).
 Status model_config_check(const ModelConfig *model);
 
-// Look up a preset by name; read a Hugging Face config.json, or that of a directory (GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM, MistralForCausalLM).
+// Look up a preset by name; read a Hugging Face config.json, or that of a directory (GPT2LMHeadModel, LlamaForCausalLM,
+// Qwen2ForCausalLM, MistralForCausalLM). Values that would change the arithmetic are refused by name.
 Status model_config_preset(ModelConfig *model, const char *name);
 Status model_config_read_hf(ModelConfig *model, const char *path);
 
@@ -141,8 +142,9 @@ void config_print_help(FILE *file);
 void config_print_json(const Config *config, FILE *file);                // --print-config
 struct cJSON *config_to_json(const Config *config);                      // for logs and manifests; caller frees
 
-// Compare the options that alter a run's numbers (data, seed, batch, optimizer, schedule, precision, model) with those of
-// a saved run. Writes one line a difference ("lr: saved 0.0006, now 0.001") to `differences`; returns their number.
+// Compare the options that alter a run's numbers (seed, global batch, optimizer, schedule, precision, model) with those of
+// a saved run; the data are compared by their fingerprint, and ranks, stage and paths may differ. Writes one line a
+// difference ("lr: saved 0.0006, now 0.001") to `differences`; returns their number.
 int config_compare(const Config *config, const struct cJSON *saved, char *differences, size_t differences_bytes);
 
 // "8 GiB" style text of a byte count, in `text` (at least 16 bytes); returns text.

@@ -25,11 +25,12 @@ static Status find_model(Config *config, ModelConfig *model) {
         return model_config_read_hf(model, config->model_name);
     }
     if (config_given(config, "model"))
-        return fail_usage("--init-from %s brings its own model: leave out --model %s", config->init_from, config->model_name);
+        return fail_usage("--init-from %s brings its own model: leave out --model %s", config->init_from,
+                          config->model_name);
     for (size_t i = 0; i < sizeof shape_flags / sizeof *shape_flags; i++)
         if (config_given(config, shape_flags[i]))
-            return fail_usage("--%s cannot change the shape of the weights in --init-from %s: leave it out", shape_flags[i],
-                              config->init_from);
+            return fail_usage("--%s cannot change the shape of the weights in --init-from %s: leave it out",
+                              shape_flags[i], config->init_from);
     config->model_name = config->init_from;
     return model_config_read_hf(model, config->init_from);
 }
@@ -53,7 +54,8 @@ static Status apply_shape_flags(const Config *config, ModelConfig *m) {
 
     if (config_given(config, "heads") || config_given(config, "channels")) {
         if (m->channels % m->heads != 0)
-            return fail_usage("model: %d heads do not divide %d channels; change --heads or --channels", m->heads, m->channels);
+            return fail_usage("model: %d heads do not divide %d channels; change --heads or --channels", m->heads,
+                              m->channels);
         m->head_dim = m->channels / m->heads;
     }
     if (config_given(config, "kv-heads"))
@@ -61,8 +63,9 @@ static Status apply_shape_flags(const Config *config, ModelConfig *m) {
     else if (m->heads % queries_per_kv == 0)
         m->kv_heads = m->heads / queries_per_kv;
     else
-        return fail_usage("model: %s has %d query heads for each key/value head, which does not divide --heads %d; give --kv-heads",
-                          config->model_name, queries_per_kv, m->heads);
+        return fail_usage(
+            "model: %s has %d query heads for each key/value head, which does not divide --heads %d; give --kv-heads",
+            config->model_name, queries_per_kv, m->heads);
     if (config_given(config, "ffn"))
         m->ffn = given->ffn;
     else if (config_given(config, "channels"))
@@ -75,8 +78,9 @@ static Status resolve_vocabulary(const Config *config, ModelConfig *m, int64_t d
     if (config_given(config, "vocab-size"))
         m->vocab_size = config->model.vocab_size;
     if (fixed && data_vocab > m->vocab_size)
-        return fail_usage("the shards' vocabulary has %lld tokens, more than the model's %lld (%s)", (long long)data_vocab,
-                          (long long)m->vocab_size, config->init_from ? config->init_from : "--vocab-size");
+        return fail_usage("the shards' vocabulary has %lld tokens, more than the model's %lld (%s)",
+                          (long long)data_vocab, (long long)m->vocab_size,
+                          config->init_from ? config->init_from : "--vocab-size");
     if (!fixed && data_vocab > 0)
         m->vocab_size = data_vocab;
     return OK;
@@ -88,8 +92,8 @@ static Status resolve_sequence(Config *config, ModelConfig *m) {
     if (config->seq_len <= m->max_seq_len)
         return OK;
     if (config->init_from && m->arch == ARCH_GPT2)
-        return fail_usage("--seq-len %d is longer than the position table of %s (%d rows), which cannot grow", config->seq_len,
-                          config->init_from, m->max_seq_len);
+        return fail_usage("--seq-len %d is longer than the position table of %s (%d rows), which cannot grow",
+                          config->seq_len, config->init_from, m->max_seq_len);
     m->max_seq_len = config->seq_len;
     return OK;
 }
@@ -126,11 +130,14 @@ static Status batch_error(const Config *config, int ranks) {
     product *= config_given(config, "micro-batch") ? config->micro_batch : 1;
     product *= config_given(config, "grad-accum") ? config->grad_accum : 1;
     bool all = config_given(config, "micro-batch") && config_given(config, "grad-accum");
-    return fail_usage("the batch equation does not hold: %s = %s * %s * ranks %d (%s), but %lld %s %d; change one of them%s", global,
-                      micro, accum, ranks,
-                      !config->plan ? "this run" : config_given(config, "ranks") ? "--ranks" : "default of --ranks",
-                      (long long)product, all ? "is not" : "does not divide", config->global_batch,
-                      all ? ", or leave one of the three out" : "");
+    return fail_usage(
+        "the batch equation does not hold: %s = %s * %s * ranks %d (%s), but %lld %s %d; change one of them%s", global,
+        micro, accum, ranks,
+        !config->plan                   ? "this run"
+        : config_given(config, "ranks") ? "--ranks"
+                                        : "default of --ranks",
+        (long long)product, all ? "is not" : "does not divide", config->global_batch,
+        all ? ", or leave one of the three out" : "");
 }
 
 static Status resolve_batch(Config *config, int ranks) {

@@ -91,13 +91,21 @@ char *flag_text(const Flag *flag, const Config *config, char *text, size_t text_
 
 // ---- parsing ----
 
-// "20000", "20K", "1.5Gi": digits, an optional fraction, an optional unit; the result must be whole. Infinity stands for too large.
+// "20000", "20K", "1.5Gi": digits, an optional fraction, an optional unit; the result must be whole. Infinity stands
+// for too large.
 static bool parse_whole(const char *text, double *value) {
     static const struct {
         const char *name;
         uint64_t factor;
-    } units[] = {{"", 1},           {"K", 1000},       {"M", 1000000},    {"G", 1000000000}, {"T", 1000000000000},
-                 {"Ki", 1ull << 10}, {"Mi", 1ull << 20}, {"Gi", 1ull << 30}, {"Ti", 1ull << 40}};
+    } units[] = {{"", 1},
+                 {"K", 1000},
+                 {"M", 1000000},
+                 {"G", 1000000000},
+                 {"T", 1000000000000},
+                 {"Ki", 1ull << 10},
+                 {"Mi", 1ull << 20},
+                 {"Gi", 1ull << 30},
+                 {"Ti", 1ull << 40}};
     const char *at = text + (*text == '-');
     unsigned __int128 digits = 0, scale = 1;
     if (!isdigit((unsigned char)*at))
@@ -167,8 +175,9 @@ Status flag_parse(const Flag *flag, const char *text, Config *config) {
     double x;
     bool whole = flag->kind != FLAG_REAL && flag->kind != FLAG_FLOAT;
     if (!(whole ? parse_whole(text, &x) : parse_real(text, &x)))
-        return fail_usage("--%s takes a %s, not \"%s\"%s", flag->name, whole ? "whole number" : "number", text,
-                          whole ? " (20000, 20K and 20Ki are fine; K = 1000, Ki = 1024)" : " (0.001 and 1e-3 are fine)");
+        return fail_usage(
+            "--%s takes a %s, not \"%s\"%s", flag->name, whole ? "whole number" : "number", text,
+            whole ? " (20000, 20K and 20Ki are fine; K = 1000, Ki = 1024)" : " (0.001 and 1e-3 are fine)");
     bool too_low = !(x >= flag->min) || (x == flag->min && flag->traits & FLAG_ABOVE_MIN);
     bool too_high = x > flag->max || (x == flag->max && flag->traits & FLAG_BELOW_MAX);
     if (too_low || too_high) {
@@ -177,8 +186,8 @@ Status flag_parse(const Flag *flag, const char *text, Config *config) {
         number_text(flag->max, high, sizeof high);
         int n = snprintf(range, sizeof range, "%s %s", flag->traits & FLAG_ABOVE_MIN ? "above" : "at least", low);
         if (too_high || flag->max < FLAG_MAX_WHOLE)
-            snprintf(range + n, sizeof range - (size_t)n, " and %s %s", flag->traits & FLAG_BELOW_MAX ? "below" : "at most",
-                     high);
+            snprintf(range + n, sizeof range - (size_t)n, " and %s %s",
+                     flag->traits & FLAG_BELOW_MAX ? "below" : "at most", high);
         return fail_usage("--%s %s is out of range: it must be %s", flag->name, text, range);
     }
     set_number(flag, x, config);

@@ -9,7 +9,14 @@
 #include "llm/config.h"
 
 typedef enum FlagGroup {
-    GROUP_MODEL, GROUP_DATA, GROUP_BATCH, GROUP_OPTIMIZER, GROUP_PRECISION, GROUP_ZERO, GROUP_MEMORY, GROUP_RUN,
+    GROUP_MODEL,
+    GROUP_DATA,
+    GROUP_BATCH,
+    GROUP_OPTIMIZER,
+    GROUP_PRECISION,
+    GROUP_ZERO,
+    GROUP_MEMORY,
+    GROUP_RUN,
     GROUP_TOOLS,
     FLAG_GROUPS
 } FlagGroup;
@@ -36,7 +43,7 @@ typedef enum FlagTraits {
 } FlagTraits;
 
 typedef struct Flag {
-    const char *name;       // without dashes
+    const char *name;  // without dashes
     FlagGroup group;
     FlagKind kind;
     size_t offset;          // of the field in Config

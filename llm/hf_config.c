@@ -1,5 +1,5 @@
-// Hugging Face's config.json → ModelConfig. Whatever would make the model compute something else is refused by name; keys
-// that do not touch the arithmetic (dropout, token ids, versions) are passed over. The file is not trusted.
+// Hugging Face's config.json → ModelConfig. Whatever would make the model compute something else is refused by name;
+// keys that do not touch the arithmetic (dropout, token ids, versions) are passed over. The file is not trusted.
 
 #include <errno.h>
 #include <math.h>
@@ -176,8 +176,8 @@ static Status read_llama(const Reader *r, ModelConfig *m, const char *family) {
     TRY(read_float(r, "rms_norm_eps", 1e-6, &m->norm_eps));
     TRY(read_bool(r, "tie_word_embeddings", false, &m->tied));
     if (!find(r, "head_dim") && m->channels % m->heads != 0)
-        return fail_usage("%s: num_attention_heads %d does not divide hidden_size %d, and there is no head_dim", r->path, m->heads,
-                    m->channels);
+        return fail_usage("%s: num_attention_heads %d does not divide hidden_size %d, and there is no head_dim",
+                          r->path, m->heads, m->channels);
     TRY(read_int(r, "head_dim", m->channels / m->heads, 1 << 14, &m->head_dim));
     TRY(read_rope(r, m));
     m->qkv_bias = qwen2;
@@ -215,7 +215,8 @@ static Status read_model(const Reader *r, ModelConfig *m) {
             family = known[i].type;
     }
     if (!family)
-        return wrong(r, key, "supported are GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM and MistralForCausalLM");
+        return wrong(r, key,
+                     "supported are GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM and MistralForCausalLM");
 
     TRY(check_common(r));
     int vocab_size;
@@ -235,7 +236,8 @@ static Status read_file(const char *path, char **data, size_t *bytes) {
     *data = NULL;
     Status status = OK;
     if (fstat(fileno(file), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > MAX_FILE_BYTES) {
-        status = fail_usage("%s is not a config.json: a regular file of at most %d MiB is needed", path, MAX_FILE_BYTES >> 20);
+        status = fail_usage("%s is not a config.json: a regular file of at most %d MiB is needed", path,
+                            MAX_FILE_BYTES >> 20);
     } else if (!(*data = malloc((size_t)info.st_size + 1))) {
         status = fail("out of host memory for %s", path);
     } else {

@@ -2,10 +2,13 @@
 
 LossScale loss_scale_make(bool dynamic, double initial) {
     return (LossScale){
-        .scale = initial > 0 ? initial : dynamic ? 0x1p16 : 1.0,
+        .scale = initial > 0 ? initial
+                 : dynamic   ? 0x1p16
+                             : 1.0,
         .dynamic = dynamic,
         .iteration = 0,
-        .last_overflow = -1,  // so the first growth comes with update number `window`, later ones `window` after an overflow
+        .last_overflow =
+            -1,  // so the first growth comes with update number `window`, later ones `window` after an overflow
         .hysteresis_left = 2,
         .window = 1000,
         .hysteresis = 2,

@@ -10,12 +10,12 @@
 
 typedef struct LossScale {
     double scale;
-    bool dynamic;              // false: a fixed scale
-    int64_t iteration;         // cur_iter of DeepSpeed's class
-    int64_t last_overflow;     // last_overflow_iter, -1 at first
-    int hysteresis_left;       // cur_hysteresis
-    int window, hysteresis;    // 1000, 2
-    double factor, minimum;    // 2, 1
+    bool dynamic;            // false: a fixed scale
+    int64_t iteration;       // cur_iter of DeepSpeed's class
+    int64_t last_overflow;   // last_overflow_iter, -1 at first
+    int hysteresis_left;     // cur_hysteresis
+    int window, hysteresis;  // 1000, 2
+    double factor, minimum;  // 2, 1
 } LossScale;
 
 LossScale loss_scale_make(bool dynamic, double initial);  // initial <= 0: 2^16, or 1 when fixed

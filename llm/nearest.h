@@ -13,7 +13,7 @@ int edit_distance(const char *a, size_t a_len, const char *b, size_t b_len);
 // a third of the word's letters wrong, or at least two; a word that begins the name ("--micro") counts as near.
 typedef struct Nearest {
     const char *word;
-    const char *name;   // candidate, not terminated when name_len is shorter
+    const char *name;  // candidate, not terminated when name_len is shorter
     size_t name_len;
     int distance;
 } Nearest;

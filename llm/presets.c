@@ -8,13 +8,13 @@
 #include "llm/nearest.h"
 
 // The sizes of GPT-2 (Radford et al. 2019): head_dim 64, ffn 4C, 1024 positions, tied.
-#define GPT2(l, h, c, v, t)                                                                                       \
-    {                                                                                                             \
+#define GPT2(l, h, c, v, t)                                                                                        \
+    {                                                                                                              \
         .arch = ARCH_GPT2, .layers = l, .heads = h, .kv_heads = h, .channels = c, .head_dim = c / h, .ffn = 4 * c, \
-        .vocab_size = v, .max_seq_len = t, .tied = true, .norm_eps = 1e-5f, .init_std = 0.02f                     \
+        .vocab_size = v, .max_seq_len = t, .tied = true, .norm_eps = 1e-5f, .init_std = 0.02f                      \
     }
-#define LLAMA(l, h, kv, c, f, v, t, theta)                                                                        \
-    .arch = ARCH_LLAMA, .layers = l, .heads = h, .kv_heads = kv, .channels = c, .head_dim = c / h, .ffn = f,      \
+#define LLAMA(l, h, kv, c, f, v, t, theta)                                                                   \
+    .arch = ARCH_LLAMA, .layers = l, .heads = h, .kv_heads = kv, .channels = c, .head_dim = c / h, .ffn = f, \
     .vocab_size = v, .max_seq_len = t, .norm_eps = 1e-5f, .rope_theta = theta, .init_std = 0.02f
 
 static const struct {
@@ -56,8 +56,8 @@ Status model_config_preset(ModelConfig *model, const char *name) {
 
 static Status check_range(const char *what, int64_t value, int64_t max) {
     if (value < 1 || value > max)
-        return fail_usage("model: %s %lld is out of range: it must be at least 1 and at most %lld", what, (long long)value,
-                          (long long)max);
+        return fail_usage("model: %s %lld is out of range: it must be at least 1 and at most %lld", what,
+                          (long long)value, (long long)max);
     return OK;
 }
 
@@ -82,20 +82,22 @@ Status model_config_check(const ModelConfig *m) {
         if ((int64_t)m->heads * m->head_dim != m->channels)
             return fail_usage("model: %d heads of GPT-2 do not divide %d channels", m->heads, m->channels);
         if (m->kv_heads != m->heads)
-            return fail_usage("model: GPT-2 has no grouped-query attention: kv-heads %d must equal heads %d", m->kv_heads,
-                              m->heads);
+            return fail_usage("model: GPT-2 has no grouped-query attention: kv-heads %d must equal heads %d",
+                              m->kv_heads, m->heads);
         return OK;
     }
     if (m->head_dim % 2 != 0)
-        return fail_usage("model: rotary embedding turns pairs, so head_dim %d (channels / heads) must be even", m->head_dim);
+        return fail_usage("model: rotary embedding turns pairs, so head_dim %d (channels / heads) must be even",
+                          m->head_dim);
     if (!(m->rope_theta > 0 && isfinite(m->rope_theta)))
         return fail_usage("model: rope_theta %g must be above 0", m->rope_theta);
     if (m->rope_llama3) {
         TRY(check_range("rope_scaling's original_max_position_embeddings", m->rope_original_len, 1 << 24));
         if (!(m->rope_factor >= 1 && isfinite(m->rope_factor)) || !(m->rope_low_freq > 0) ||
             !(m->rope_high_freq > m->rope_low_freq && isfinite(m->rope_high_freq)))
-            return fail_usage("model: rope_scaling needs factor >= 1 and 0 < low_freq_factor < high_freq_factor, found %g, %g, %g",
-                              m->rope_factor, m->rope_low_freq, m->rope_high_freq);
+            return fail_usage(
+                "model: rope_scaling needs factor >= 1 and 0 < low_freq_factor < high_freq_factor, found %g, %g, %g",
+                m->rope_factor, m->rope_low_freq, m->rope_high_freq);
     }
     return OK;
 }

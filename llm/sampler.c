@@ -10,7 +10,8 @@ typedef struct Candidate {
 
 _Static_assert(sizeof(Candidate) == 16, "the header promises 16 bytes of scratch a token");
 
-// The finaliser of splitmix64 (Steele et al. 2014): a bijection of 64 bits that changes half of them for any changed bit.
+// The finaliser of splitmix64 (Steele et al. 2014): a bijection of 64 bits that changes half of them for any changed
+// bit.
 static uint64_t mix(uint64_t x) {
     x ^= x >> 30;
     x *= 0xbf58476d1ce4e5b9u;
@@ -45,7 +46,8 @@ int32_t sampler_pick(const SamplerOptions *options, uint64_t index, const float 
     double total = 0;
     for (int64_t i = 0; i < vocab; i++) {
         // The best logit weighs 1 by definition (inf - inf would be NaN); a NaN weighs nothing.
-        double weight = logits[i] == logits[best] ? 1.0 : exp(((double)logits[i] - logits[best]) / options->temperature);
+        double weight =
+            logits[i] == logits[best] ? 1.0 : exp(((double)logits[i] - logits[best]) / options->temperature);
         candidates[i] = (Candidate){isnan(weight) ? 0.0 : weight, i};
         total += candidates[i].weight;
     }

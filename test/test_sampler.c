@@ -131,12 +131,9 @@ static void broken_logits_do_not_break_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(follows_the_distribution),
-        cmocka_unit_test(top_k_keeps_the_k_most_likely),
-        cmocka_unit_test(top_p_keeps_the_smallest_head),
-        cmocka_unit_test(temperature_zero_and_ties),
-        cmocka_unit_test(depends_on_seed_and_index_alone),
-        cmocka_unit_test(broken_logits_do_not_break_it),
+        cmocka_unit_test(follows_the_distribution),        cmocka_unit_test(top_k_keeps_the_k_most_likely),
+        cmocka_unit_test(top_p_keeps_the_smallest_head),   cmocka_unit_test(temperature_zero_and_ties),
+        cmocka_unit_test(depends_on_seed_and_index_alone), cmocka_unit_test(broken_logits_do_not_break_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,8 +23,8 @@ typedef struct Golden {
 static const Golden table[] = {
     {SCHEDULE_COSINE, 0, 1e-4},
     {SCHEDULE_COSINE, 1, 2e-4},
-    {SCHEDULE_COSINE, 9, 1e-3},   // the end of warm-up
-    {SCHEDULE_COSINE, 10, 1e-3},  // p = 0
+    {SCHEDULE_COSINE, 9, 1e-3},                                          // the end of warm-up
+    {SCHEDULE_COSINE, 10, 1e-3},                                         // p = 0
     {SCHEDULE_COSINE, 35, 1e-4 + 9e-4 * (1 + 0.70710678118654752) / 2},  // p = 1/4
     {SCHEDULE_COSINE, 60, 5.5e-4},
     {SCHEDULE_COSINE, 110, 1e-4},
