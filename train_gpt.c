@@ -447,3 +447,164 @@ static void close_run(Run *r) {
     shards_close(r->val);
     shards_close(r->train);
 }
+
+// ---- what a run says about itself ----
+
+static void plan_choices(Run *r, PlanChoice choices[3], int *n) {
+    static const struct {
+        Recompute recompute;
+        const char *change;
+        double cost;
+    } others[] = {{RECOMPUTE_SELECTIVE, "--recompute selective", 0.05}, {RECOMPUTE_FULL, "--recompute full", 0.33}};
+    ModelOptions options = model_options(&r->config);
+    *n = 0;
+    choices[*n] = (PlanChoice){0};
+    if (model_plan(r->device, &options, choices[(*n)++].bytes) != OK)
+        return;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (others[i].recompute <= r->config.recompute)
+            continue;
+        options.recompute = others[i].recompute;
+        choices[*n] = (PlanChoice){.change = others[i].change, .cost = others[i].cost};
+        if (model_plan(r->device, &options, choices[*n].bytes) == OK)
+            ++*n;
+    }
+    status_clear();
+}
+
+// Predict the memory of every stage. Prints the table (--plan), or checks that this run fits.
+static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
+    const Config *c = &r->config;
+    PlanChoice choices[3];
+    PlanInput input = plan_input(c, &r->layout, r->n_ranks);
+    Plan plan;
+    plan_choices(r, choices, &input.n_choices);
+    input.choices = choices;
+    input.staging_bytes = comm_local_staging_bytes(zero_options(c).reduce_dtype);
+    plan_compute(&input, &plan);
+    if (c->plan)
+        plan_print(&input, &plan, stdout);
+    else
+        TRY(plan_check(&input, &plan));
+    memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
+    return OK;
+}
+
+static void introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
+    const Config *c = &r->config;
+    double flops = model_flops_per_token(&c->model, c->seq_len);
+    log_line(r->log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
+             (double)r->layout.n_params / 1e6, c->model.layers, c->model.channels, c->model.heads,
+             (long long)c->model.vocab_size, dtype_name(c->dtype));
+    if (c->model.had_dropout)
+        log_line(r->log, "         the config.json asks for dropout; this program trains without it");
+    log_line(r->log, "device   %s%s", device_name(r->device),
+             device_has_native(r->device, c->dtype) ? "" : "; it has no arithmetic of this dtype: operands are converted to fp32 tile by tile");
+    if (isfinite(r->peak_flops))
+        log_line(r->log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
+    log_line(r->log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
+             c->micro_batch, c->grad_accum, r->n_ranks, c->seq_len);
+    double epochs = (double)c->steps * c->global_batch / (double)shards_n_windows(r->train);
+    log_line(r->log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)shards_n_tokens(r->train),
+             shards_n_files(r->train), shards_n_files(r->train) == 1 ? "" : "s", epochs, (long long)c->steps);
+    size_t measured[MEM_CATEGORIES];
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        measured[k] = device_bytes(r->device, (MemoryCategory)k);
+    if (r->rank == 0)
+        plan_print_measured(predicted, measured, stdout);
+
+    cJSON *fields = config_to_json(c);
+    cJSON_AddNumberToObject(fields, "n_params", (double)r->layout.n_params);
+    cJSON_AddNumberToObject(fields, "ranks", r->n_ranks);
+    cJSON_AddNumberToObject(fields, "flops_per_token", flops);
+    cJSON_AddNumberToObject(fields, "peak_flops", r->peak_flops);
+    cJSON_AddStringToObject(fields, "device", device_name(r->device));
+    cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
+    log_event(r->log, "start", fields);
+}
+
+// ---- the program ----
+
+static Status run_plan(Run *r) {
+    Config *c = &r->config;
+    r->n_ranks = c->ranks;
+    if (c->plan_params > 0) {
+        PlanInput input = plan_input(c, NULL, c->ranks);
+        Plan plan;
+        plan_compute(&input, &plan);
+        plan_print(&input, &plan, stdout);
+        return OK;
+    }
+    size_t predicted[MEM_CATEGORIES];
+    TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, 0, &r->layout));
+    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads};
+    TRY(device_open(&device, &r->device));
+    return predict(r, predicted);
+}
+
+static Status run_training(Run *r) {
+    Config *c = &r->config;
+    size_t predicted[MEM_CATEGORIES];
+    TRY(open_data(r));
+    if (c->print_config) {
+        config_print_json(c, stdout);
+        return OK;
+    }
+    TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
+    TRY(open_device(r));
+    TRY(predict(r, predicted));
+    if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
+        r->peak_flops = NAN;  // no room for its matrices under --device-memory: the fraction of peak is not shown
+        status_clear();
+    }
+    TRY(open_model(r));
+    TRY(open_state(r));
+    introduce(r, predicted);
+    r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
+                             .warmup = c->warmup, .steps = c->steps};
+    run_catch_signals();
+    Status status = train(r);
+    if (status == OK || status == INTERRUPTED)
+        TRY(report_end(r));
+    return status;
+}
+
+static Status run(Run *r, int argc, char **argv) {
+    Config *c = &r->config;
+    config_defaults(c);
+    TRY(config_parse(c, argc, argv));
+    if (c->help) {
+        config_print_help(stdout);
+        return OK;
+    }
+    if (c->version) {
+        printf("zero.c train_gpt, built %s\n", __DATE__);
+        return OK;
+    }
+    if (c->hash)
+        return checkpoint_hash(c->hash, stdout);
+    if (c->verify)
+        return checkpoint_verify(c->verify, stdout);
+    r->n_ranks = 1;
+    TRY(config_resolve(c, c->plan ? c->ranks : r->n_ranks, 0));
+    if (c->plan)
+        return run_plan(r);
+    if (c->print_config && !c->train) {
+        config_print_json(c, stdout);
+        return OK;
+    }
+    return run_training(r);
+}
+
+int main(int argc, char **argv) {
+    static Run r;
+    Status status = run(&r, argc, argv);
+    char message[STATUS_MESSAGE_BYTES];
+    snprintf(message, sizeof message, "%s", status_message());
+    close_run(&r);
+    if (status == FAILED || status == BAD_USAGE)
+        fprintf(stderr, "train_gpt: %s\n", message);
+    return status;
+}
