@@ -10,8 +10,8 @@ One file a case. What it holds:
     tokens, targets (2, B, T)    two batches; the loss and gradients are of the first, steps use them in turn
     weights, gradients           of the fp32 run, all tensors one after the other
     updates, updates_smooth      weights after 10 AdamW steps - weights, with Adam's eps and with eps_smooth
-    bf16/, fp16/                 PyTorch's own error in that dtype against the fp32 run, |a-b|/|b|: attribute loss, and
-                                 gradients (n), updates_smooth (n) a tensor
+    bf16_…, fp16_…               PyTorch's own error in that dtype against the fp32 run, |a-b|/|b|: attribute loss, and
+                                 gradients (n), updates_smooth (n), a number a tensor
 
 Values are kept to 13 (weights), 15 (gradients) and 12 (updates) significant bits, which gzip turns into small files. The
 rounding error is a fifth or less of what the test allows. The rounded weights are what PyTorch runs with.
@@ -280,9 +280,8 @@ def write_case(path, c, rng):
             flat = keep_bits(np.concatenate([values[n].reshape(-1) for n in names]), bits)
             f.create_dataset(key, data=flat, chunks=flat.shape, compression="gzip", compression_opts=9, shuffle=True)
         for dtype, (loss_error, gradient_errors, update_errors) in half.items():
-            group = f.create_group(dtype)
-            group.attrs["loss"], group.attrs["loss_scale"] = loss_error, LOSS_SCALE[dtype]
-            group["gradients"], group["updates_smooth"] = gradient_errors, update_errors
+            f.attrs[dtype + "_loss"], f.attrs[dtype + "_loss_scale"] = loss_error, LOSS_SCALE[dtype]
+            f[dtype + "_gradients"], f[dtype + "_updates_smooth"] = gradient_errors, update_errors
 
     print(f"{os.path.basename(path):20} {sum(w.size for w in weights.values()):5} parameters {os.path.getsize(path) / 1e3:5.1f} kB  "
           f"loss {loss:.4f}, fp32 errors {own[0]:.0e} {own[1]:.0e} {own[2]:.0e}; median errors " + ", ".join(
