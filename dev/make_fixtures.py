@@ -6,31 +6,31 @@
 One file a case. What it holds:
 
     attributes                   the model's shape, B, T, and the optimizer's settings
-    names, shapes (n, 2)         tensors in the order, with the names and shapes of llm/model.h; shape[1] = 0: one dimension
+    names, shapes (n, 2)         tensors, as llm/model.h names and shapes them; shape[1] = 0: one dimension
     tokens, targets (2, B, T)    two batches; the loss and gradients are of the first, steps use them in turn
     weights, gradients           of the fp32 run, all tensors one after the other
     updates, updates_smooth      weights after 10 AdamW steps - weights, with Adam's eps and with eps_smooth
-    bf16_…, fp16_…               PyTorch's own error in that dtype against the fp32 run, |a-b|/|b|: attribute loss, and
-                                 gradients (n), updates_smooth (n), a number a tensor
+    bf16_…, fp16_…               PyTorch's own error in that dtype against the fp32 run, |a-b|/|b|: attribute loss,
+                                 and gradients (n), updates_smooth (n), a number a tensor
 
 Values are kept to 13 (weights), 15 (gradients) and 12 (updates) significant bits, which gzip turns into small files. The
 rounding error is a fifth or less of what the test allows. The rounded weights are what PyTorch runs with.
 
-The models are written out here in plain tensor operations, so that every rounding of a half-precision run is in sight:
+The models are written out here in plain tensor operations, so that each rounding of a half-precision run is in sight:
 
     fp32, bf16   PyTorch's own kernels with every parameter and activation in the dtype.
-    fp16         PyTorch 1.13 has no fp16 kernels on the CPU. Each operation is computed in fp32 and its result rounded to
-                 fp16, forward and backward, which is what a GPU's kernels with fp32 accumulators do.
+    fp16         PyTorch 1.13 has no fp16 kernels on the CPU. Each operation is computed in fp32 and its result rounded
+                 to fp16, forward and backward, which is what a GPU's kernels with fp32 accumulators do.
 
-In half precision, weights are rounded copies of fp32 master weights, gradients arrive in the dtype, and the loss
-is scaled in fp16. The cross-entropy is computed in fp32 from logits of the dtype. A key bias adds the same number to all
-scores of a query, so its true gradient is zero (with RoPE: nearly, in the slow dimensions), and what a run computes for
-it is noise, which Adam turns into full steps. Errors of qkv.bias leave it out.
+In half precision, weights are rounded copies of fp32 master weights, gradients arrive in the dtype, and the loss is
+scaled in fp16. The cross-entropy is computed in fp32 from logits of the dtype. A key bias adds the same number to all
+scores of a query, so its true gradient is zero (with RoPE: nearly, in the slow dimensions), and what a run computes
+for it is noise, which Adam turns into full steps. Errors of qkv.bias leave it out.
 
 Half precision has that noise in every tensor. Two things keep its errors from being a matter of luck:
-  - Adam's first steps are lr·sign(gradient), so one gradient near zero whose sign rounding turns decides the error of a
-    tensor. Updates are compared at eps_smooth, about the size of a typical gradient, where they are smooth functions of it.
-  - One run's error is one draw, and a tensor of 16 elements draws wide. The stored error is the largest of 16 runs, the
+  - Adam's first steps are lr·sign(gradient), so one gradient near zero whose sign rounding turns decides the error of
+    a tensor. Updates are compared at eps_smooth, about a typical gradient, where they are smooth functions of it.
+  - One run's error is one draw, and a tensor of 16 elements draws wide. The stored error is the largest of 16 runs: the
     first from the stored weights, the others from weights changed at random by 2^-8, each against its own fp32 run.
 """
 import argparse
@@ -46,19 +46,20 @@ BASE = dict(layers=2, head_dim=0, tied=1, qkv_bias=0, norm_eps=1e-5, rope_theta=
             lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, eps_smooth=1e-2, weight_decay=0.1, grad_clip=0.0, steps=10)
 CASES = {
     # one head; one sequence; nothing a multiple of anything
-    "gpt2_one_head": dict(llama=0, heads=1, kv_heads=1, channels=16, ffn=50, vocab_size=67, max_seq_len=20, batch=1, seq_len=13),
+    "gpt2_one_head": dict(llama=0, heads=1, kv_heads=1, channels=16, ffn=50, vocab_size=67, max_seq_len=20, batch=1,
+                          seq_len=13),
     # odd channels (24) and vocabulary, T past one tile of 32; clipped
-    "gpt2_odd": dict(llama=0, heads=3, kv_heads=3, channels=24, ffn=36, vocab_size=193, max_seq_len=33, batch=2, seq_len=33,
-                     grad_clip=0.5),
+    "gpt2_odd": dict(llama=0, heads=3, kv_heads=3, channels=24, ffn=36, vocab_size=193, max_seq_len=33, batch=2,
+                     seq_len=33, grad_clip=0.5),
     # T past one tile of 64 or 128, untied, feed-forward not 4C
     "gpt2_long_untied": dict(llama=0, layers=1, heads=2, kv_heads=2, channels=16, ffn=24, vocab_size=65, max_seq_len=131,
                              batch=1, seq_len=131, tied=0),
     # grouped-query attention with one key/value head, untied
-    "llama_gqa": dict(llama=1, heads=3, kv_heads=1, channels=24, ffn=36, vocab_size=97, max_seq_len=33, batch=2, seq_len=33,
-                      tied=0),
+    "llama_gqa": dict(llama=1, heads=3, kv_heads=1, channels=24, ffn=36, vocab_size=97, max_seq_len=33, batch=2,
+                      seq_len=33, tied=0),
     # tied head, head_dim 6, two key/value heads for four query heads; clipped
-    "llama_tied": dict(llama=1, heads=4, kv_heads=2, channels=24, ffn=36, vocab_size=97, max_seq_len=13, batch=3, seq_len=13,
-                       grad_clip=0.5),
+    "llama_tied": dict(llama=1, heads=4, kv_heads=2, channels=24, ffn=36, vocab_size=97, max_seq_len=13, batch=3,
+                       seq_len=13, grad_clip=0.5),
     # head_dim 64 that is not channels / heads, a bias on QKV (Qwen2), LLaMA 3.1's frequencies
     "llama_wide_heads": dict(llama=1, layers=1, heads=2, kv_heads=1, head_dim=64, channels=12, ffn=20, vocab_size=65,
                              max_seq_len=67, batch=1, seq_len=67, tied=0, qkv_bias=1, rope_theta=500000.0, rope_llama3=1,
@@ -70,7 +71,8 @@ NEARBY_RUNS = 16
 
 def tensors(c):
     """(name, shape, kind) of every tensor, in the order of llm/model.h."""
-    C, V, width, qkv = c["channels"], c["vocab_size"], c["heads"] * c["head_dim"], (c["heads"] + 2 * c["kv_heads"]) * c["head_dim"]
+    C, V, width = c["channels"], c["vocab_size"], c["heads"] * c["head_dim"]
+    qkv = width + 2 * c["kv_heads"] * c["head_dim"]
     yield "wte", (V, C), "embedding"
     if not c["llama"]:
         yield "wpe", (c["max_seq_len"], C), "embedding"
@@ -206,11 +208,12 @@ def loss_and_gradients(c, dtype, master, tokens, targets):
     loss = F.cross_entropy(logits.reshape(-1, c["vocab_size"]), targets.reshape(-1))
     scale = LOSS_SCALE[dtype]
     (loss * scale).backward()
-    return loss.item(), {n: w.grad.to(torch.float64 if dtype == "fp64" else torch.float32) / scale for n, w in leaves.items()}
+    wide = torch.float64 if dtype == "fp64" else torch.float32
+    return loss.item(), {n: w.grad.to(wide) / scale for n, w in leaves.items()}
 
 
 def train(c, dtype, eps, weights, tokens, targets):
-    """Loss and gradients of the first batch, and the change of the weights after c["steps"] AdamW steps on both in turn."""
+    """Loss and gradients of the first batch; the change of the weights after c["steps"] AdamW steps on both in turn."""
     master = {n: torch.tensor(w, dtype=torch.float64 if dtype == "fp64" else torch.float32).requires_grad_()
               for n, w in weights.items()}
     groups = [dict(params=[w for w in master.values() if w.dim() >= 2], weight_decay=c["weight_decay"]),
@@ -245,7 +248,7 @@ def half_precision_errors(c, dtype, weights, tokens, targets, rng):
     """PyTorch's errors of loss, gradients and updates in `dtype`: the largest of NEARBY_RUNS runs (see the top)."""
     errors = []
     for run in range(NEARBY_RUNS):
-        nearby = {n: w if run == 0 else w * (1 + rng.standard_normal(w.shape).astype(np.float32) / 256) for n, w in weights.items()}
+        nearby = {n: w * (1 + (run > 0) * rng.standard_normal(w.shape) / 256) for n, w in weights.items()}
         loss, gradients, updates = train(c, dtype, c["eps_smooth"], nearby, tokens, targets)
         loss32, gradients32, updates32 = train(c, "fp32", c["eps_smooth"], nearby, tokens, targets)
         errors.append((abs(loss - loss32) / loss32, relative_errors(c, gradients, gradients32),
@@ -283,8 +286,9 @@ def write_case(path, c, rng):
             f.attrs[dtype + "_loss"], f.attrs[dtype + "_loss_scale"] = loss_error, LOSS_SCALE[dtype]
             f[dtype + "_gradients"], f[dtype + "_updates_smooth"] = gradient_errors, update_errors
 
-    print(f"{os.path.basename(path):20} {sum(w.size for w in weights.values()):5} parameters {os.path.getsize(path) / 1e3:5.1f} kB  "
-          f"loss {loss:.4f}, fp32 errors {own[0]:.0e} {own[1]:.0e} {own[2]:.0e}; median errors " + ", ".join(
+    print(f"{os.path.basename(path):20} {sum(w.size for w in weights.values()):5} parameters "
+          f"{os.path.getsize(path) / 1e3:5.1f} kB  loss {loss:.4f}, fp32 errors {own[0]:.0e} {own[1]:.0e} {own[2]:.0e}; "
+          "median errors " + ", ".join(
               f"{d} {e[0]:.0e} {np.median(e[1]):.1e} {np.median(e[2]):.1e}" for d, e in half.items()))
 
 

@@ -21,10 +21,10 @@ typedef struct Fixture {
     double loss, lr, beta1, beta2, eps, eps_smooth, weight_decay, grad_clip;
     int n_tensors;
     char names[FIXTURE_MAX_TENSORS][FIXTURE_NAME_BYTES];
-    int64_t shapes[FIXTURE_MAX_TENSORS][2];     // shape[1] == 0: one dimension
-    int64_t starts[FIXTURE_MAX_TENSORS + 1];    // of a tensor in the arrays below
+    int64_t shapes[FIXTURE_MAX_TENSORS][2];   // shape[1] == 0: one dimension
+    int64_t starts[FIXTURE_MAX_TENSORS + 1];  // of a tensor in the arrays below
     float *weights, *gradients, *updates, *updates_smooth;
-    int32_t *tokens, *targets;                  // (2, B, T)
+    int32_t *tokens, *targets;  // (2, B, T)
     FixtureErrors bf16, fp16;
 } Fixture;
 
@@ -136,9 +136,9 @@ static Fixture fixture_open(const char *name) {
 }
 
 static void fixture_close(Fixture *f) {
-    void *arrays[] = {f->weights,        f->gradients, f->updates,         f->updates_smooth,
-                      f->tokens,         f->targets,   f->bf16.gradients,  f->bf16.updates_smooth,
-                      f->fp16.gradients, f->fp16.updates_smooth};
+    void *arrays[] = {
+        f->weights,        f->gradients,           f->updates,        f->updates_smooth,     f->tokens, f->targets,
+        f->bf16.gradients, f->bf16.updates_smooth, f->fp16.gradients, f->fp16.updates_smooth};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
 }

@@ -57,8 +57,8 @@ def loss(c, w, tokens, targets):
         x = w["wte"][sequence] + (0 if c["llama"] else w["wpe"][:T])
         for l in range(c["layers"]):
             h = f"h.{l}."
-            qkv = norm(x, c, w, h + ("norm_1" if c["llama"] else "ln_1")) @ w[h + "attn.qkv.weight"].T + w.get(h + "attn.qkv.bias", 0)
-            qkv = qkv.reshape(T, H + 2 * K, D)
+            n = norm(x, c, w, h + ("norm_1" if c["llama"] else "ln_1"))
+            qkv = (n @ w[h + "attn.qkv.weight"].T + w.get(h + "attn.qkv.bias", 0)).reshape(T, H + 2 * K, D)
             if c["llama"]:
                 qkv[:, :H + K] = rotate(qkv[:, :H + K], c)
             heads = []
@@ -92,18 +92,22 @@ class Fixtures(unittest.TestCase):
 
     def test_loss(self):
         for case in self.cases():
-            self.assertAlmostEqual(loss(case.config, case.weights, case.tokens, case.targets) / case.loss, 1, delta=2e-6)
+            found = loss(case.config, case.weights, case.tokens, case.targets)
+            self.assertAlmostEqual(found / case.loss, 1, delta=2e-6)
 
     def test_gradients(self):
         rng = np.random.default_rng(0)
         for case in self.cases():
             for name, gradient in case.gradients.items():
-                # Along the gradient itself, bent at random, so that a wrong element cannot hide; (f(+h) - f(-h)) / 2h.
-                direction = gradient / np.linalg.norm(gradient) + rng.standard_normal(gradient.shape) / np.sqrt(gradient.size)
-                step = 1e-4
-                values = [loss(case.config, {**case.weights, name: case.weights[name] + sign * step * direction},
-                               case.tokens, case.targets) for sign in (1, -1)]
-                slope = (values[0] - values[1]) / (2 * step)
+                # Along the gradient itself, bent at random, so that a wrong element cannot hide.
+                noise = rng.standard_normal(gradient.shape) / np.sqrt(gradient.size)
+                direction = gradient / np.linalg.norm(gradient) + noise
+
+                def along(step):
+                    moved = {**case.weights, name: case.weights[name] + step * direction}
+                    return loss(case.config, moved, case.tokens, case.targets)
+
+                slope = (along(1e-4) - along(-1e-4)) / 2e-4
                 self.assertAlmostEqual(slope / np.sum(gradient * direction), 1, delta=1e-4, msg=name)
 
 
