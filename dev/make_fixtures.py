@@ -13,8 +13,8 @@ One file a case. What it holds:
     bf16_…, fp16_…               PyTorch's own error in that dtype against the fp32 run, |a-b|/|b|: attribute loss,
                                  and gradients (n), updates_smooth (n), a number a tensor
 
-Values are kept to 13 (weights), 15 (gradients) and 12 (updates) significant bits, which gzip turns into small files. The
-rounding error is a fifth or less of what the test allows. The rounded weights are what PyTorch runs with.
+Values are kept to 13 (weights), 15 (gradients) and 12 (updates) significant bits, which gzip turns into small files.
+The rounding error is a fifth or less of what the test allows. The rounded weights are what PyTorch runs with.
 
 The models are written out here in plain tensor operations, so that each rounding of a half-precision run is in sight:
 
@@ -52,8 +52,8 @@ CASES = {
     "gpt2_odd": dict(llama=0, heads=3, kv_heads=3, channels=24, ffn=36, vocab_size=193, max_seq_len=33, batch=2,
                      seq_len=33, grad_clip=0.5),
     # T past one tile of 64 or 128, untied, feed-forward not 4C
-    "gpt2_long_untied": dict(llama=0, layers=1, heads=2, kv_heads=2, channels=16, ffn=24, vocab_size=65, max_seq_len=131,
-                             batch=1, seq_len=131, tied=0),
+    "gpt2_long_untied": dict(llama=0, layers=1, heads=2, kv_heads=2, channels=16, ffn=24, vocab_size=65,
+                             max_seq_len=131, batch=1, seq_len=131, tied=0),
     # grouped-query attention with one key/value head, untied
     "llama_gqa": dict(llama=1, heads=3, kv_heads=1, channels=24, ffn=36, vocab_size=97, max_seq_len=33, batch=2,
                       seq_len=33, tied=0),
@@ -62,8 +62,9 @@ CASES = {
                        seq_len=13, grad_clip=0.5),
     # head_dim 64 that is not channels / heads, a bias on QKV (Qwen2), LLaMA 3.1's frequencies
     "llama_wide_heads": dict(llama=1, layers=1, heads=2, kv_heads=1, head_dim=64, channels=12, ffn=20, vocab_size=65,
-                             max_seq_len=67, batch=1, seq_len=67, tied=0, qkv_bias=1, rope_theta=500000.0, rope_llama3=1,
-                             rope_factor=8.0, rope_low_freq=1.0, rope_high_freq=4.0, rope_original_len=32),
+                             max_seq_len=67, batch=1, seq_len=67, tied=0, qkv_bias=1, rope_theta=500000.0,
+                             rope_llama3=1, rope_factor=8.0, rope_low_freq=1.0, rope_high_freq=4.0,
+                             rope_original_len=32),
 }
 LOSS_SCALE = {"fp64": 1.0, "fp32": 1.0, "bf16": 1.0, "fp16": 1024.0}
 NEARBY_RUNS = 16
@@ -248,7 +249,8 @@ def half_precision_errors(c, dtype, weights, tokens, targets, rng):
     """PyTorch's errors of loss, gradients and updates in `dtype`: the largest of NEARBY_RUNS runs (see the top)."""
     errors = []
     for run in range(NEARBY_RUNS):
-        nearby = {n: w * (1 + (run > 0) * rng.standard_normal(w.shape) / 256) for n, w in weights.items()}
+        noise = 0 if run == 0 else 1 / 256
+        nearby = {n: np.float32(w * (1 + noise * rng.standard_normal(w.shape))) for n, w in weights.items()}
         loss, gradients, updates = train(c, dtype, c["eps_smooth"], nearby, tokens, targets)
         loss32, gradients32, updates32 = train(c, "fp32", c["eps_smooth"], nearby, tokens, targets)
         errors.append((abs(loss - loss32) / loss32, relative_errors(c, gradients, gradients32),
@@ -287,8 +289,8 @@ def write_case(path, c, rng):
             f[dtype + "_gradients"], f[dtype + "_updates_smooth"] = gradient_errors, update_errors
 
     print(f"{os.path.basename(path):20} {sum(w.size for w in weights.values()):5} parameters "
-          f"{os.path.getsize(path) / 1e3:5.1f} kB  loss {loss:.4f}, fp32 errors {own[0]:.0e} {own[1]:.0e} {own[2]:.0e}; "
-          "median errors " + ", ".join(
+          f"{os.path.getsize(path) / 1e3:5.1f} kB  loss {loss:.4f}  errors (loss, gradients, updates): "
+          f"largest in fp32 {own[0]:.0e} {own[1]:.0e} {own[2]:.0e}, median in " + ", ".join(
               f"{d} {e[0]:.0e} {np.median(e[1]):.1e} {np.median(e[2]):.1e}" for d, e in half.items()))
 
 

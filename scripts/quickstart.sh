@@ -87,4 +87,5 @@ fi
 
 echo "== 5/5 what came of it"
 "$PYTHON" scripts/plot.py $RUN/log.jsonl --out $RUN/loss.png
-echo "Validation loss $(value val_loss eval $RUN/log.jsonl) after $(value step end $RUN/log.jsonl) steps. Log: $RUN/log.jsonl"
+echo "Validation loss $(value val_loss eval $RUN/log.jsonl) after $(value step end $RUN/log.jsonl) steps."
+echo "Log: $RUN/log.jsonl  Plot: $RUN/loss.png"

@@ -84,7 +84,8 @@ while read -r last_seconds path; do
     if [ $((passed + failed + skipped)) -eq 0 ]; then failed=1; fi # it ran nothing
     mark=✓
     [ "$failed" -eq 0 ] || mark=✗
-    printf '  %s %-22s %4d passed %2d failed %2d skipped %7s s\n' $mark "$name" "$passed" "$failed" "$skipped" "$seconds"
+    printf '  %s %-22s %4d passed %2d failed %2d skipped %7s s\n' \
+        $mark "$name" "$passed" "$failed" "$skipped" "$seconds"
     if [ "$failed" -gt 0 ]; then
         case $code in
             124 | 137) echo "    stopped after ${TEST_TIMEOUT:-240} s (TEST_TIMEOUT)" ;;
