@@ -10,7 +10,7 @@ SHELL := /bin/bash
 BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)
 PROBE := scripts/probe.sh
 
-WARN := -Wall -Wextra -Wshadow -Werror -Wno-unknown-warning-option
+WARN := -Wall -Wextra -Wshadow -Werror -Wno-psabi
 # No fast-math anywhere: results are promised bit for bit. Contraction is off so that a fused multiply-add happens where the
 # source says fma and nowhere else. errno and traps are not used by any caller, and without them loops vectorise.
 FLOATS := -ffp-contract=off -fno-math-errno -fno-trapping-math
@@ -71,8 +71,8 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libzero.a
 tests: $(TESTS) $(BUILD)/train_gpt
 test: tests
 	@BUILD=$(BUILD) scripts/run_tests.sh
-bench: $(BUILD)/dev/bench
-	@$(BUILD)/dev/bench
+bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
+	@/usr/bin/env python3 dev/bench.py --build $(BUILD) && $(BUILD)/dev/bench_loader
 format:
 	@clang-format -i $(shell git ls-files '*.c' '*.h')
 clean:

@@ -20,12 +20,11 @@ typedef struct BlockActs {
     float *mean1, *rstd1, *mean2, *rstd2;  // (rows) fp32; means only for LayerNorm
 } BlockActs;
 
-// Buffers of the backward pass, shared by all layers.
+// Buffers of the backward pass, shared by all layers. Backward also overwrites act: nobody needs it afterwards.
 typedef struct BlockGrads {
     void *dx;                       // (rows, C) in: gradient of the block's output; out: of its input
     void *dmid;                     // (rows, C)
-    void *dwide;                    // (rows, max of F, 2F, QKV width): dact, dfc, dqkv in turn
-    void *dwide2;                   // the same size: dact while dgate_up is formed, …
+    void *dwide;                    // (rows, QKV width); LLaMA also (rows, 2F): gradient of qkv, of gate and up
     void *dnorm;                    // (rows, max(C, heads·head_dim)) gradient of a norm's output or of the attention's output
 } BlockGrads;
 
@@ -38,6 +37,9 @@ typedef struct BlockContext {
     AttentionShape attention;       // batch, seq_len of what is computed now
     RopeTable rope;
     int64_t rows;
+    // Decoding one token with a KV cache: rows = 1, and the attention reads and extends this layer's caches.
+    void *k_cache, *v_cache;        // (kv_heads, cache_len, head_dim); NULL while training
+    int cache_len, position;
 } BlockContext;
 
 typedef enum ForwardPart {
@@ -47,18 +49,27 @@ typedef enum ForwardPart {
 } ForwardPart;
 
 void gpt2_block_unit(const ModelConfig *config, int layer, UnitSpec *unit);
-void gpt2_block_forward(const BlockContext *c, const void *params, BlockActs *a, void *out, ForwardPart part);
+void gpt2_block_forward(const BlockContext *c, const void *params, const BlockActs *a, void *out, ForwardPart part);
 void gpt2_block_backward(const BlockContext *c, const void *params, UnitGrads grads, const BlockActs *a, const BlockGrads *g);
 
 void llama_block_unit(const ModelConfig *config, int layer, UnitSpec *unit);
-void llama_block_forward(const BlockContext *c, const void *params, BlockActs *a, void *out, ForwardPart part);
+void llama_block_forward(const BlockContext *c, const void *params, const BlockActs *a, void *out, ForwardPart part);
 void llama_block_backward(const BlockContext *c, const void *params, UnitGrads grads, const BlockActs *a, const BlockGrads *g);
 
-// Append a tensor to a unit's specification; helpers of the …_unit functions. `suffix` follows "h.<layer>." in the name.
+// Append a tensor (out, in) to a unit's specification; in = 0: a vector of `out` elements, which weight decay leaves alone.
 void unit_add(UnitSpec *unit, const char *name, int64_t out, int64_t in, InitKind init, float init_std);
+// The same for a block's tensor: its name is "h.<layer>.<suffix>".
+void block_add(UnitSpec *unit, int layer, const char *suffix, int64_t out, int64_t in, InitKind init, float init_std);
 
-// Pointers to a tensor inside a unit's parameter or gradient array.
-const void *block_param(const BlockContext *c, const void *unit, int tensor);
-float *block_grad(const BlockContext *c, UnitGrads grads, int tensor);
+// Tensor number `tensor` inside a unit's parameter or gradient array.
+const void *unit_param(const UnitSpec *spec, Dtype dtype, const void *unit, int tensor);
+float *unit_grad(const UnitSpec *spec, float *unit, int tensor);
+
+// Attention of the block: over the whole micro-batch, or one new token against the cache.
+void block_attention(const BlockContext *c, const BlockActs *a);
+
+static inline int64_t qkv_width(const ModelConfig *m) {
+    return (int64_t)(m->heads + 2 * m->kv_heads) * m->head_dim;
+}
 
 #endif

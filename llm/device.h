@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llm/dtype.h"
 #include "llm/status.h"
 
 typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA } DeviceKind;
@@ -79,6 +80,7 @@ void device_seal(Device *device, bool sealed);  // while sealed, device_alloc fa
 // The compute stream's scratch arena (MEM_WORKSPACE "scratch"): operations on the compute stream run one after another,
 // so they share one buffer, as large as the neediest of them (Ops.…_scratch). Grows only before the seal.
 Status device_reserve_scratch(Device *device, size_t bytes);
+void device_release_scratch(Device *device);
 void *device_scratch(const Device *device, size_t *bytes);
 
 typedef enum StreamKind { STREAM_COMPUTE, STREAM_BACKGROUND } StreamKind;
@@ -89,7 +91,8 @@ Device *stream_device(const Stream *stream);
 Status stream_sync(Stream *stream);   // wait for everything enqueued; returns the stream's first error
 
 // Enqueue: copy (either side may be device or host memory of device_host_alloc), zero-fill, host call.
-// `arguments` (at most 128 bytes) are copied, so they may live on the caller's stack. A call that fails makes the stream fail.
+// `arguments` (at most STREAM_CALL_BYTES) are copied, so they may live on the caller's stack. A call that fails makes the stream fail.
+enum { STREAM_CALL_BYTES = 512 };
 void stream_copy(Stream *stream, void *to, const void *from, size_t bytes);
 void stream_zero(Stream *stream, void *memory, size_t bytes);
 void stream_call(Stream *stream, Status (*function)(void *arguments), const void *arguments, size_t arguments_bytes);
@@ -102,7 +105,7 @@ void stream_wait(Stream *stream, Event *event);
 Status event_sync(Event *event);    // the host waits
 bool event_done(const Event *event);
 
-// CPU features and thread count for messages; which dtypes the hardware multiplies itself.
-bool device_has_native(const Device *device, int dtype);
+// Whether the hardware multiplies this dtype itself; otherwise operands are converted to fp32 tile by tile and the run says so.
+bool device_has_native(const Device *device, Dtype dtype);
 
 #endif

@@ -25,8 +25,8 @@ typedef struct CommStats {
     double wait_seconds;  // time that compute stood still for communication
 } CommStats;
 
-// One rank without MPI.
-Status comm_open_local(Device *device, Comm **comm);
+// One rank without MPI. `wire` is the dtype that reductions round to, as if they travelled.
+Status comm_open_local(Device *device, Dtype wire, Comm **comm);
 void comm_close(Comm *comm);  // NULL is fine
 
 int comm_rank(const Comm *comm);
@@ -39,7 +39,8 @@ int comm_local_size(const Comm *comm);
 void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len, Dtype dtype);
 
 // shard (len, shard_dtype) = own cut of Σ over ranks of full (S·len, fp32), reduced as described above. What travels is in
-// `wire`; the result is rounded to `wire` and then to shard_dtype. add: shard = round(shard + result).
+// `wire`; the result is rounded to `wire` and then to shard_dtype. add: shard = round(shard + result). `shard` may be the
+// own cut of `full` itself.
 void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
                          int64_t len, Dtype wire, bool add);
 

@@ -20,8 +20,7 @@ Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *comp
                   Grads **grads);
 void grads_close(Grads *grads);
 
-void grads_begin_step(Grads *grads);                                  // the next gradients overwrite
-void grads_begin_micro_batch(Grads *grads, bool last);                // last: this micro-batch completes the step
+void grads_begin_micro_batch(Grads *grads, bool first, bool last);    // of the step: first overwrites, last completes it
 UnitGrads grads_acquire(Grads *grads, int u);                         // room for unit u's gradient, for the compute stream
 void grads_reduce(Grads *grads, int u);                               // the unit's gradient is complete for this micro-batch
 

@@ -1,0 +1,46 @@
+#include "llm/peak.h"
+
+#include <time.h>
+
+enum { PEAK_SIZE = 2048 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+Status peak_measure(Device *device, Stream *compute, Dtype dt, int rounds, double round_seconds, double *flops) {
+    const Ops *ops = device_ops(device);
+    const int64_t n = PEAK_SIZE;
+    size_t bytes = (size_t)(n * n) * dtype_bytes(dt);
+    void *x = NULL, *w = NULL, *y = NULL;
+    Status status = OK;
+    *flops = 0;
+    TRY_GOTO(device_reserve_scratch(device, ops->linear_scratch(device, dt, dt, n, n, n, n, false)), done);
+    TRY_GOTO(device_alloc(device, MEM_WORKSPACE, "peak x", bytes, &x), done);
+    TRY_GOTO(device_alloc(device, MEM_WORKSPACE, "peak w", bytes, &w), done);
+    TRY_GOTO(device_alloc(device, MEM_WORKSPACE, "peak y", bytes, &y), done);
+    void *all[] = {x, w, y};
+    for (int i = 0; i < 3; i++)
+        stream_zero(compute, all[i], bytes);  // touch the pages: untouched ones would all read from one
+    for (int r = 0; r < rounds; r++) {
+        double start = now(), elapsed;
+        int products = 0;
+        do {
+            ops->linear_forward(compute, dt, y, dt, n, x, w, NULL, NULL, n, n, n);
+            TRY_GOTO(stream_sync(compute), done);
+            products++;
+            elapsed = now() - start;
+        } while (elapsed < round_seconds);
+        double rate = 2.0 * (double)(n * n) * (double)n * products / elapsed;
+        if (rate > *flops)
+            *flops = rate;
+    }
+done:
+    device_free(device, x);
+    device_free(device, w);
+    device_free(device, y);
+    device_release_scratch(device);
+    return status;
+}

@@ -1,0 +1,449 @@
+// train_gpt: pretrain a GPT-2 or LLaMA class model from tokenized HDF5 shards, with ZeRO stages 0–3 in the loop.
+//
+// The program, top to bottom: configure → open → loop(step) → close. There is no arithmetic in it. What to read next:
+//   zero/params.h, zero/grads.h    how a unit's parameters come to be whole, and where its gradient goes: all of ZeRO
+//   llm/model.h, llm/gpt2.c        what one rank computes
+//   zero/optimizer.h               one decision and one update a step
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "data/shards.h"
+#include "data/vocab.h"
+#include "llm/config.h"
+#include "llm/model.h"
+#include "llm/peak.h"
+#include "llm/sampler.h"
+#include "llm/schedule.h"
+#include "zero/checkpoint.h"
+#include "zero/optimizer_state.h"
+#include "zero/plan.h"
+#include "zero/run.h"
+
+typedef struct Run {
+    Config config;
+    Schedule schedule;
+    Device *device;
+    Stream *compute, *gather, *reduce;
+    Comm *comm;
+    int rank, n_ranks;
+    Layout layout;
+    Model *model;
+    Params *params;
+    Grads *grads;
+    Optim *optimizer;
+    OptimizerView view;       // the optimizer's state as checkpoints and hashes see it
+    RunState state;           // everything else that makes the next step the same
+    Shards *train, *val;
+    Loader *loader;
+    Vocab *vocab;
+    char data[256];           // the training data's fingerprint
+    RunLog *log;
+    double *loss_sums;        // (grad_accum) host memory: Σ of the rows' losses of each micro-batch
+    float *logits;            // (V) host memory, for sampling
+    void *sampler_scratch;
+    double peak_flops;        // of this rank's device, measured; NAN if it was not
+    int64_t last_saved;       // step of the last checkpoint; -1: none
+} Run;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---- one step ----
+
+// Forward and backward of one micro-batch. This is ZeRO: acquire makes a unit's parameters whole, grads_reduce sends its
+// gradient on its way, and both happen on their own streams while the next unit computes.
+static void forward_backward(Run *r, float loss_gradient_scale, double *loss_sum) {
+    int head = r->layout.n_units - 1;
+    for (int u = 0; u < head; u++) {
+        UnitParams w = params_acquire(r->params, u, FORWARD);
+        model_forward(r->model, u, w);
+        params_release(r->params, u);
+    }
+
+    // The head's forward and backward go together, in chunks of rows: all logits at once would be the largest tensor by far.
+    UnitParams w = params_acquire(r->params, head, BACKWARD);
+    UnitGrads g = grads_acquire(r->grads, head);
+    model_loss(r->model, w, &g, loss_gradient_scale, loss_sum);
+    grads_reduce(r->grads, head);
+    params_release(r->params, head);
+
+    for (int u = head - 1; u > 0; u--) {
+        w = params_acquire(r->params, u, BACKWARD);
+        g = grads_acquire(r->grads, u);
+        model_backward(r->model, u, w, g);
+        grads_reduce(r->grads, u);
+        params_release(r->params, u);
+    }
+    g = grads_acquire(r->grads, 0);  // the embedding's backward needs no parameters
+    model_backward(r->model, 0, (UnitParams){0}, g);
+    grads_reduce(r->grads, 0);
+}
+
+// One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
+static Status train_step(Run *r, StepReport *report, RunRequest *request) {
+    const Config *c = &r->config;
+    double start = now(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
+    *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
+    comm_stats_reset(r->comm);
+
+    for (int micro = 0; micro < c->grad_accum; micro++) {
+        RunRequest asked;
+        TRY(run_request(r->comm, &asked));
+        *request = asked > *request ? asked : *request;
+        if (*request == REQUEST_STOP)
+            return OK;
+        const int32_t *inputs, *targets;
+        int64_t n_valid;
+        double waited;
+        TRY(loader_next(r->loader, &inputs, &targets, &n_valid, &waited));
+        report->data_wait_s += waited;
+        model_set_batch(r->model, inputs, targets);
+        grads_begin_micro_batch(r->grads, micro == 0, micro == c->grad_accum - 1);
+        forward_backward(r, (float)(scale / tokens), &r->loss_sums[micro]);
+    }
+
+    TRY(optimizer_measure(r->optimizer, r->loss_sums, c->grad_accum, tokens, scale, &report->result));
+    if (report->result.finite) {
+        TRY(optimizer_step(r->optimizer, report->lr, r->state.updates, scale, report->result.norm));
+        r->state.updates++;
+        r->state.skipped_in_a_row = 0;
+    } else {
+        r->state.skipped++;
+        r->state.skipped_in_a_row++;
+    }
+    loss_scale_update(&r->state.scale, !report->result.finite);
+    r->state.step++;
+    r->state.samples += c->global_batch;
+
+    report->step = r->state.step;
+    report->steps = c->stop_at;
+    report->skipped = r->state.skipped;
+    report->tokens = r->state.step * c->global_batch * c->seq_len;
+    report->seconds = now() - start;
+    report->tokens_per_s = tokens / report->seconds;
+    report->peak_fraction =
+        report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
+    report->comm = comm_stats(r->comm);
+    return OK;
+}
+
+// ---- validation, samples, checkpoints ----
+
+// Mean loss over the validation shards (or the first --eval-batches batches of every rank).
+static Status evaluate(Run *r, double *loss) {
+    const Config *c = &r->config;
+    int64_t n = shards_n_windows(r->val), stride = (int64_t)c->micro_batch * r->n_ranks;
+    int64_t batches = (n + stride - 1) / stride;
+    if (c->eval_batches > 0 && c->eval_batches < batches)
+        batches = c->eval_batches;
+    LoaderOptions options = {.shards = r->val, .batch = c->micro_batch, .first_sample = (int64_t)c->micro_batch * r->rank,
+                             .stride = stride, .n_samples = n, .depth = 2};
+    Loader *loader;
+    TRY(loader_open(&options, &loader));
+    Status status = OK;
+    double totals[2] = {0, 0};  // Σ loss, valid targets
+    int head = r->layout.n_units - 1;
+    for (int64_t b = 0; b < batches; b++) {
+        const int32_t *inputs, *targets;
+        int64_t n_valid;
+        double waited;
+        TRY_GOTO(loader_next(loader, &inputs, &targets, &n_valid, &waited), done);
+        model_set_batch(r->model, inputs, targets);
+        for (int u = 0; u <= head; u++) {
+            UnitParams w = params_acquire(r->params, u, FORWARD);
+            if (u < head)
+                model_forward(r->model, u, w);
+            else
+                model_loss(r->model, w, NULL, 1.0f, r->loss_sums);
+            params_release(r->params, u);
+        }
+        TRY_GOTO(stream_sync(r->compute), done);
+        totals[0] += r->loss_sums[0];
+        totals[1] += (double)n_valid;
+    }
+    TRY_GOTO(comm_sum(r->comm, "validation loss", totals, 2), done);
+    *loss = totals[0] / totals[1];
+done:
+    loader_close(loader);
+    return status;
+}
+
+static Status next_logits(Run *r, int32_t token, int position) {
+    int head = r->layout.n_units - 1;
+    for (int u = 0; u <= head; u++) {
+        UnitParams w = params_acquire(r->params, u, FORWARD);
+        if (u < head)
+            model_decode(r->model, u, w, token, position);
+        else
+            model_decode_logits(r->model, w, r->logits);
+        params_release(r->params, u);
+    }
+    return stream_sync(r->compute);
+}
+
+// Continue the prompt (or the end-of-text token, or token 0) up to --sample-tokens or the model's context, and print it.
+static Status sample(Run *r) {
+    const Config *c = &r->config;
+    int room = c->seq_len, n = room;
+    int32_t *tokens = malloc((size_t)room * sizeof *tokens);
+    if (!tokens)
+        return fail("out of host memory");
+    Status status = OK;
+    if (c->prompt) {
+        TRY_GOTO(vocab_encode(r->vocab, c->prompt, tokens, &n), done);
+    } else {
+        n = 1;
+        tokens[0] = vocab_eot(r->vocab) >= 0 ? (int32_t)vocab_eot(r->vocab) : 0;
+    }
+    int prompt_len = n, end = n + (int)c->sample_tokens < room ? n + (int)c->sample_tokens : room;
+    SamplerOptions options = {.temperature = c->temperature, .top_k = c->top_k, .top_p = c->top_p,
+                              .seed = c->seed + (uint64_t)r->state.step};
+    for (int i = 0; i + 1 < end; i++) {
+        if (tokens[i] < 0 || tokens[i] >= c->model.vocab_size) {
+            status = fail_usage("--prompt: token %d is outside the model's vocabulary of %lld", tokens[i],
+                                (long long)c->model.vocab_size);
+            goto done;
+        }
+        TRY_GOTO(next_logits(r, tokens[i], i), done);
+        if (i + 1 < prompt_len)
+            continue;
+        int32_t next = sampler_pick(&options, (uint64_t)i, r->logits, c->model.vocab_size, r->sampler_scratch);
+        TRY_GOTO(comm_broadcast(r->comm, "sampled token", &next, sizeof next, 0), done);
+        tokens[n++] = next;
+        if (next == vocab_eot(r->vocab))
+            break;
+    }
+    char text[16384];
+    size_t used = 0;
+    for (int i = c->prompt ? 0 : 1; i < n; i++) {
+        size_t bytes;
+        const char *piece = vocab_token(r->vocab, tokens[i], &bytes);
+        if (tokens[i] == vocab_eot(r->vocab) || used + bytes >= sizeof text)
+            break;
+        memcpy(text + used, piece, bytes);
+        used += bytes;
+    }
+    text[used] = '\0';
+    log_line(r->log, "sample at step %lld:\n%s\n", (long long)r->state.step, text);
+    cJSON *fields = cJSON_CreateObject();
+    cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
+    cJSON_AddStringToObject(fields, "text", text);
+    log_event(r->log, "sample", fields);
+done:
+    free(tokens);
+    return status;
+}
+
+// A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
+static Status save(Run *r, bool *saved) {
+    *saved = false;
+    if (!r->config.out || r->last_saved == r->state.step) {
+        *saved = r->config.out != NULL;
+        return OK;
+    }
+    double start = now();
+    cJSON *fields = cJSON_CreateObject();
+    cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
+    log_event(r->log, "checkpoint", fields);  // before the length is taken: the line belongs to the checkpoint
+    r->state.log_bytes = log_bytes(r->log);
+    Status status = checkpoint_save(r->config.out, &r->config, r->data, &r->layout, r->comm, &r->view.view, &r->state);
+    if (status != OK) {
+        log_line(r->log, "checkpoint of step %lld FAILED: %s", (long long)r->state.step, status_message());
+        status_clear();
+        return OK;
+    }
+    *saved = true;
+    r->last_saved = r->state.step;
+    log_line(r->log, "checkpoint of step %lld saved in %.1f s", (long long)r->state.step, now() - start);
+    return r->rank == 0 ? checkpoint_prune(r->config.out, r->config.keep) : OK;
+}
+
+static bool every(int64_t interval, int64_t step) {
+    return interval > 0 && step % interval == 0;
+}
+
+static Status report_evaluation(Run *r) {
+    double loss;
+    TRY(evaluate(r, &loss));
+    log_line(r->log, "step %lld | validation loss %.4f", (long long)r->state.step, loss);
+    cJSON *fields = cJSON_CreateObject();
+    cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
+    cJSON_AddNumberToObject(fields, "val_loss", loss);
+    log_event(r->log, "eval", fields);
+    return OK;
+}
+
+// ---- the loop ----
+
+static Status train(Run *r) {
+    const Config *c = &r->config;
+    bool saved = false;
+    while (r->state.step < c->stop_at) {
+        StepReport report;
+        RunRequest request = REQUEST_NONE;
+        TRY(train_step(r, &report, &request));
+        if (request == REQUEST_STOP) {
+            log_line(r->log, "asked to stop: saving step %lld", (long long)r->state.step);
+            TRY(save(r, &saved));
+            return saved || !c->out ? INTERRUPTED : fail("stopped on request, but the last step could not be saved");
+        }
+        bool last = r->state.step == c->stop_at;
+        if (every(c->log_every, r->state.step) || last || !report.result.finite)
+            log_step(r->log, &report, r->device, true);
+        if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
+            return optimizer_explain_skip(r->optimizer, r->state.step, r->state.skipped_in_a_row, report.loss_scale);
+        if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
+            TRY(report_evaluation(r));
+        if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
+            TRY(sample(r));
+        if (every(c->checkpoint_every, r->state.step) || request == REQUEST_SAVE)
+            TRY(save(r, &saved));
+    }
+    if (c->checkpoint_every > 0) {
+        TRY(save(r, &saved));
+        if (c->out && !saved)
+            return fail("the run is complete, but its last checkpoint could not be saved (see above)");
+    }
+    return OK;
+}
+
+static Status report_end(Run *r) {
+    char weights[HASH_TEXT_BYTES], state[HASH_TEXT_BYTES];
+    TRY(state_hashes(&r->layout, r->comm, &r->view.view, weights, state));
+    log_line(r->log, "done: %lld steps, weights_hash %s, state_hash %s", (long long)r->state.step, weights, state);
+    cJSON *fields = cJSON_CreateObject();
+    cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
+    cJSON_AddStringToObject(fields, "weights_hash", weights);
+    cJSON_AddStringToObject(fields, "state_hash", state);
+    log_event(r->log, "end", fields);
+    return OK;
+}
+
+// ---- open and close ----
+
+static ModelOptions model_options(const Config *c) {
+    return (ModelOptions){.config = c->model, .dtype = c->dtype, .batch = c->micro_batch, .seq_len = c->seq_len,
+                          .recompute = c->recompute, .head_chunk = c->head_chunk,
+                          .sampling = c->sample_every > 0, .training = true};
+}
+
+static ZeroOptions zero_options(const Config *c) {
+    return (ZeroOptions){.stage = c->zero_stage, .dtype = c->dtype,
+                         .grad_dtype = c->grad_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype,
+                         .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
+}
+
+static Status open_data(Run *r) {
+    Config *c = &r->config;
+    if (!c->train)
+        return fail_usage("--train is missing: a file, directory or glob of HDF5 shards (data/prepare.py makes them)");
+    TRY(shards_open(c->train, c->seq_len, &r->train));
+    if (c->val)
+        TRY(shards_open(c->val, c->seq_len, &r->val));
+    TRY(config_resolve(c, r->n_ranks, shards_vocab_size(r->train)));
+    shards_set_vocab(r->train, c->model.vocab_size);
+    if (r->val)
+        shards_set_vocab(r->val, c->model.vocab_size);
+    if (shards_n_windows(r->train) == 0)
+        return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->train, c->seq_len + 1);
+    if (r->val && shards_n_windows(r->val) == 0)
+        return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->val, c->seq_len + 1);
+    shards_fingerprint(r->train, r->data, sizeof r->data);
+    return vocab_open(shards_path(r->train, 0), &r->vocab);
+}
+
+static Status open_device(Run *r) {
+    const Config *c = &r->config;
+    DeviceOptions options = {.kind = c->device == CHOOSE_CUDA ? DEVICE_CUDA : DEVICE_CPU, .threads = c->threads,
+                             .memory_limit = c->device_memory};
+    TRY(device_open(&options, &r->device));
+    TRY(stream_create(r->device, STREAM_COMPUTE, "compute", &r->compute));
+    if (!c->overlap) {  // the same calls, one after another
+        r->gather = r->reduce = r->compute;
+        return OK;
+    }
+    TRY(stream_create(r->device, STREAM_BACKGROUND, "gather", &r->gather));
+    return stream_create(r->device, STREAM_BACKGROUND, "reduce", &r->reduce);
+}
+
+static Status open_model(Run *r) {
+    const Config *c = &r->config;
+    ZeroOptions zero = zero_options(c);
+    ModelOptions model = model_options(c);
+    OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
+                                 .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
+    TRY(comm_open_local(r->device, zero.reduce_dtype, &r->comm));
+    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
+    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
+    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
+    TRY(model_open(r->device, r->compute, &model, &r->model));
+    TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
+    TRY(device_host_alloc(r->device, "loss sums", (size_t)c->grad_accum * sizeof(double), (void **)&r->loss_sums));
+    if (c->sample_every > 0) {
+        size_t vocab = (size_t)c->model.vocab_size;
+        TRY(device_host_alloc(r->device, "logits", vocab * sizeof(float), (void **)&r->logits));
+        TRY(device_host_alloc(r->device, "sampler", vocab * 16, &r->sampler_scratch));
+    }
+    device_seal(r->device, true);  // nothing is allocated from here on
+    return OK;
+}
+
+// Start anew, or from a checkpoint.
+static Status open_state(Run *r) {
+    const Config *c = &r->config;
+    char path[4096] = "";
+    if (strcmp(c->resume, "auto") == 0) {
+        if (c->out)
+            TRY(checkpoint_newest(c->out, path, sizeof path));
+    } else if (strcmp(c->resume, "never") != 0) {
+        snprintf(path, sizeof path, "%s", c->resume);
+    }
+    r->last_saved = -1;
+    r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
+                                     c->loss_scale > 0 ? c->loss_scale : c->dtype == DTYPE_FP16 ? 0 : 1);
+    if (path[0]) {
+        TRY(checkpoint_load(path, c, r->data, &r->layout, r->comm, &r->view.view, &r->state));
+        TRY(optimizer_state_loaded(r->optimizer));
+        r->last_saved = r->state.step;
+    } else {
+        TRY(optimizer_init(r->optimizer, c->seed));
+    }
+    TRY(log_open(c->out, r->state.log_bytes, r->rank, &r->log));
+    if (path[0])
+        log_line(r->log, "resumed from %s at step %lld", path, (long long)r->state.step);
+    LoaderOptions loader = {.shards = r->train, .seed = c->seed, .shuffle = true, .batch = c->micro_batch,
+                            .first_sample = r->state.samples + (int64_t)c->micro_batch * r->rank,
+                            .stride = (int64_t)c->micro_batch * r->n_ranks, .depth = 2};
+    return loader_open(&loader, &r->loader);
+}
+
+static void close_run(Run *r) {
+    loader_close(r->loader);
+    log_close(r->log);
+    device_host_free(r->device, r->sampler_scratch);
+    device_host_free(r->device, r->logits);
+    device_host_free(r->device, r->loss_sums);
+    optimizer_view_close(&r->view);
+    model_close(r->model);
+    optimizer_close(r->optimizer);
+    grads_close(r->grads);
+    params_close(r->params);
+    comm_close(r->comm);
+    layout_free(&r->layout);
+    if (r->reduce != r->compute)
+        stream_destroy(r->reduce);
+    if (r->gather != r->compute)
+        stream_destroy(r->gather);
+    stream_destroy(r->compute);
+    device_close(r->device);
+    vocab_close(r->vocab);
+    shards_close(r->val);
+    shards_close(r->train);
+}

@@ -1,0 +1,195 @@
+#include "zero/grads.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+// An fp32 buffer in which one unit's gradient of one micro-batch is formed.
+typedef struct GradSlot {
+    float *memory;
+    int unit;          // which unit's gaps are zero in it
+    Event *released;   // the reduction has read it (reduce stream)
+} GradSlot;
+
+enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
+
+struct Grads {
+    Device *device;
+    const Layout *layout;
+    Comm *comm;
+    Stream *compute, *reduce;
+    ZeroOptions options;
+    void *memory;             // stages 0, 1: every unit; stages 2, 3: the own shard of every unit. In grad_dtype.
+    bool slots_used;          // false: gradients are formed in `memory` itself
+    GradSlot slots[N_SLOTS];
+    Event *formed;            // the unit's backward is done (compute stream)
+    Event **reduced;          // the unit's reduction is done (reduce stream)
+    bool first, last;         // of the step's micro-batches
+    char (*names)[16];
+};
+
+static bool sharded(const Grads *g) {
+    return g->options.stage >= 2;
+}
+
+static GradSlot *slot_of(Grads *g, int u) {
+    if (u == 0)
+        return &g->slots[SLOT_ENDS];
+    if (u == g->layout->n_units - 1)
+        return &g->slots[g->layout->tied ? SLOT_TIED_NORM : SLOT_ENDS];
+    return &g->slots[u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B];
+}
+
+static Status open_slots(Grads *g) {
+    const Layout *l = g->layout;
+    TRY(device_alloc(g->device, MEM_SLOTS, "ends gradient", (size_t)l->ends_len * 4, (void **)&g->slots[SLOT_ENDS].memory));
+    TRY(device_alloc(g->device, MEM_SLOTS, "block a gradient", (size_t)l->max_block_len * 4,
+                     (void **)&g->slots[SLOT_BLOCK_A].memory));
+    if (l->n_units > 3)
+        TRY(device_alloc(g->device, MEM_SLOTS, "block b gradient", (size_t)l->max_block_len * 4,
+                         (void **)&g->slots[SLOT_BLOCK_B].memory));
+    for (int i = 0; i < N_SLOTS; i++) {
+        g->slots[i].unit = -1;
+        TRY(event_create(g->device, &g->slots[i].released));
+    }
+    if (l->tied)
+        g->slots[SLOT_TIED_NORM].memory = g->slots[SLOT_ENDS].memory + l->units[0].full_len;
+    return OK;
+}
+
+Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *reduce, ZeroOptions options,
+                  Grads **grads) {
+    *grads = NULL;
+    Grads *g = calloc(1, sizeof *g);
+    if (!g)
+        return fail("out of host memory");
+    *g = (Grads){.device = device, .layout = layout, .comm = comm, .compute = compute, .reduce = reduce, .options = options};
+    Status status = OK;
+    g->slots_used = sharded(g) || options.grad_dtype != DTYPE_FP32;
+    g->reduced = calloc((size_t)layout->n_units, sizeof *g->reduced);
+    g->names = calloc((size_t)layout->n_units, sizeof *g->names);
+    if (!g->reduced || !g->names) {
+        status = fail("out of host memory");
+        goto failed;
+    }
+    for (int u = 0; u < layout->n_units; u++) {
+        snprintf(g->names[u], sizeof g->names[u], "unit %d", u);
+        TRY_GOTO(event_create(device, &g->reduced[u]), failed);
+    }
+    TRY_GOTO(event_create(device, &g->formed), failed);
+    int64_t len = sharded(g) ? layout->shard_len : layout->full_len;
+    TRY_GOTO(device_alloc(device, MEM_GRADIENTS, "gradients", (size_t)len * dtype_bytes(options.grad_dtype), &g->memory), failed);
+    if (g->slots_used)
+        TRY_GOTO(open_slots(g), failed);
+    *grads = g;
+    return OK;
+failed:
+    grads_close(g);
+    return status;
+}
+
+void grads_close(Grads *g) {
+    if (!g)
+        return;
+    for (int i = 0; i < N_SLOTS; i++) {
+        event_destroy(g->slots[i].released);
+        if (i != SLOT_TIED_NORM)
+            device_free(g->device, g->slots[i].memory);
+    }
+    device_free(g->device, g->memory);
+    event_destroy(g->formed);
+    for (int u = 0; g->reduced && u < g->layout->n_units; u++)
+        event_destroy(g->reduced[u]);
+    free(g->reduced);
+    free(g->names);
+    free(g);
+}
+
+void grads_begin_micro_batch(Grads *g, bool first, bool last) {
+    g->first = first;
+    g->last = last;
+}
+
+static char *at(const Grads *g, int64_t element) {
+    return (char *)g->memory + (size_t)element * dtype_bytes(g->options.grad_dtype);
+}
+
+// The gaps between tensors and the padding after them count in sums over a shard, so they must be zero. A slot that held
+// another kind of unit has values there.
+static void zero_gaps(Grads *g, int u, float *memory) {
+    const UnitLayout *unit = &g->layout->units[u];
+    for (int i = 0; i < unit->spec.n_tensors; i++) {
+        const TensorSpec *t = &unit->spec.tensors[i];
+        int64_t end = t->offset + t->len, next = i + 1 < unit->spec.n_tensors ? t[1].offset : unit->full_len;
+        stream_zero(g->compute, memory + end, (size_t)(next - end) * sizeof *memory);
+    }
+}
+
+static float *unit_memory(Grads *g, int u) {
+    if (!g->slots_used)
+        return (float *)(void *)at(g, g->layout->units[u].full_offset);
+    GradSlot *slot = slot_of(g, u);
+    stream_wait(g->compute, slot->released);
+    bool is_block = u > 0 && u < g->layout->n_units - 1;
+    bool same_tensors = slot->unit == u || (is_block && slot->unit >= 0);  // all blocks are alike
+    if (!same_tensors)
+        zero_gaps(g, u, slot->memory);
+    slot->unit = u;
+    return slot->memory;
+}
+
+UnitGrads grads_acquire(Grads *g, int u) {
+    bool tied = g->layout->tied && u == g->layout->n_units - 1;
+    return (UnitGrads){.unit = unit_memory(g, u),
+                       .tied = tied ? unit_memory(g, 0) : NULL,
+                       .accumulate = !g->slots_used && !g->first};
+}
+
+void grads_reduce(Grads *g, int u) {
+    const Ops *ops = device_ops(g->device);
+    const UnitLayout *unit = &g->layout->units[u];
+    Dtype dtype = g->options.grad_dtype;
+    float *formed = g->slots_used ? slot_of(g, u)->memory : (float *)(void *)at(g, unit->full_offset);
+    bool travels = g->last || sharded(g);
+
+    if (!travels && !g->slots_used)
+        return;  // accumulated in place
+    event_record(g->formed, g->compute);
+    stream_wait(g->reduce, g->formed);
+    if (sharded(g)) {
+        comm_reduce_scatter(g->comm, g->reduce, g->names[u], at(g, unit->shard_offset), dtype, formed, unit->shard_len,
+                            g->options.reduce_dtype, !g->first);
+    } else {
+        void *buffer = at(g, unit->full_offset);
+        if (!travels) {
+            if (g->first)
+                ops->convert(g->reduce, buffer, dtype, formed, DTYPE_FP32, unit->full_len);
+            else
+                ops->add(g->reduce, buffer, dtype, formed, DTYPE_FP32, unit->full_len);
+        } else {
+            if (g->slots_used && !g->first)  // the sum is complete in fp32 before it is rounded
+                ops->add(g->reduce, formed, DTYPE_FP32, buffer, dtype, unit->full_len);
+            void *own = at(g, unit->full_offset + g->layout->shard * unit->shard_len);
+            comm_reduce_scatter(g->comm, g->reduce, g->names[u], own, dtype, formed, unit->shard_len,
+                                g->options.reduce_dtype, false);
+            if (g->options.stage == 0)
+                comm_all_gather(g->comm, g->reduce, g->names[u], buffer, own, unit->shard_len, dtype);
+        }
+    }
+    if (g->slots_used)
+        event_record(slot_of(g, u)->released, g->reduce);
+    if (g->last)
+        event_record(g->reduced[u], g->reduce);
+}
+
+const void *grads_shard(const Grads *g, int u, int shard) {
+    const UnitLayout *unit = &g->layout->units[u];
+    return sharded(g) ? at(g, unit->shard_offset) : at(g, unit->full_offset + shard * unit->shard_len);
+}
+
+void grads_wait(Grads *g, int u) {
+    stream_wait(g->compute, g->reduced[u]);
+}
+
+Dtype grads_dtype(const Grads *g) {
+    return g->options.grad_dtype;
+}

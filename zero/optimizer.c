@@ -1,0 +1,301 @@
+#include "zero/optimizer.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+const char *const state_kind_names[STATE_KINDS] = {"master", "m", "v"};
+
+enum { INIT_PIECE_LEN = 1 << 20 };  // elements made on the host at a time
+
+struct OptimizerState {
+    Device *device;
+    const Layout *layout;
+    Comm *comm;
+    Stream *compute;
+    Params *params;
+    Grads *grads;
+    OptimizerConfig config;
+    ZeroOptions options;
+    float *state[STATE_KINDS];  // stage 0: every unit; else the own shard of every unit. master is NULL in fp32 runs
+    float *tile_sums;           // host: squares of gradients by tile
+    double *sums;               // host: what ranks add up: a sum of squares a shard, then the loss
+    AdamwArgs *pieces;          // per unit: lengths and weight decay ranges of the elements that this rank updates
+};
+
+static bool has_master(const Optim *o) {
+    return o->options.dtype != DTYPE_FP32;
+}
+
+static int64_t state_len(const Optim *o) {
+    return o->options.stage == 0 ? o->layout->full_len : o->layout->shard_len;
+}
+
+// The elements of a unit that this rank updates: [begin, begin + len) in the unit.
+static void piece_of(const Optim *o, int u, int64_t *begin, int64_t *len) {
+    const UnitLayout *unit = &o->layout->units[u];
+    *begin = o->options.stage == 0 ? 0 : o->layout->shard * unit->shard_len;
+    *len = o->options.stage == 0 ? unit->full_len : unit->shard_len;
+}
+
+static int64_t state_offset(const Optim *o, int u) {
+    return o->options.stage == 0 ? o->layout->units[u].full_offset : o->layout->units[u].shard_offset;
+}
+
+// Where element 0 of this rank's piece of unit u is, in the parameters' dtype.
+static void *param_piece(const Optim *o, int u) {
+    void *shard = params_shard(o->params, u);
+    if (o->options.stage > 0)
+        return shard;
+    return (char *)shard - (size_t)(o->layout->shard * o->layout->units[u].shard_len) * dtype_bytes(o->options.dtype);
+}
+
+static float *state_piece(const Optim *o, StateKind kind, int u) {
+    if (kind == STATE_MASTER && !has_master(o))
+        return param_piece(o, u);
+    return o->state[kind] ? o->state[kind] + state_offset(o, u) : NULL;
+}
+
+float *optimizer_state(Optim *o, StateKind kind, int u) {
+    float *piece = state_piece(o, kind, u);
+    if (piece && o->options.stage == 0)
+        piece += o->layout->shard * o->layout->units[u].shard_len;
+    return piece;
+}
+
+// Weight decay: runs of elements that have it or not. Gaps and padding are zero and stay zero either way.
+static void add_range(void *context, const TensorSpec *tensor, int64_t in_tensor, int64_t in_range, int64_t count) {
+    (void)in_tensor;
+    AdamwArgs *a = context;
+    if (a->n_ranges > 0 && a->range_decay[a->n_ranges - 1] == tensor->decay) {
+        a->range_end[a->n_ranges - 1] = in_range + count;
+    } else {
+        if (a->n_ranges > 0)
+            a->range_end[a->n_ranges - 1] = in_range;  // the gap goes with the tensor before it
+        a->range_decay[a->n_ranges] = tensor->decay;
+        a->range_end[a->n_ranges++] = in_range + count;
+    }
+}
+
+static void make_piece(const Optim *o, int u, AdamwArgs *a) {
+    static const int kinds[] = {[OPTIMIZER_ADAMW] = OPT_ADAMW, [OPTIMIZER_ADAM] = OPT_ADAM, [OPTIMIZER_SGD] = OPT_SGD};
+    int64_t begin;
+    piece_of(o, u, &begin, &a->len);
+    layout_visit(&o->layout->units[u], begin, a->len, add_range, a);
+    if (a->n_ranges == 0)
+        a->n_ranges = 1;
+    a->range_end[a->n_ranges - 1] = a->len;
+    a->kind = kinds[o->config.kind];
+    a->beta1 = (float)o->config.beta1;
+    a->beta2 = (float)o->config.beta2;
+    a->eps = (float)o->config.eps;
+    a->momentum = (float)o->config.momentum;
+    a->weight_decay = (float)o->config.weight_decay;
+    a->param_dtype = o->options.dtype;
+    a->grad_dtype = grads_dtype(o->grads);
+}
+
+Status optimizer_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Params *params, Grads *grads,
+                      OptimizerConfig config, ZeroOptions options, Optim **optimizer) {
+    *optimizer = NULL;
+    Optim *o = calloc(1, sizeof *o);
+    if (!o)
+        return fail("out of host memory");
+    *o = (Optim){.device = device, .layout = layout, .comm = comm, .compute = compute, .params = params, .grads = grads,
+                 .config = config, .options = options};
+    Status status = OK;
+    size_t bytes = (size_t)state_len(o) * sizeof(float);
+    if (has_master(o))
+        TRY_GOTO(device_alloc(device, MEM_OPTIMIZER, "master weights", bytes, (void **)&o->state[STATE_MASTER]), failed);
+    TRY_GOTO(device_alloc(device, MEM_OPTIMIZER, "first moment", bytes, (void **)&o->state[STATE_M]), failed);
+    if (config.kind != OPTIMIZER_SGD)
+        TRY_GOTO(device_alloc(device, MEM_OPTIMIZER, "second moment", bytes, (void **)&o->state[STATE_V]), failed);
+
+    size_t tiles = 0;
+    for (int u = 0; u < layout->n_units; u++)
+        tiles += (size_t)((layout->units[u].shard_len + SUMSQ_TILE - 1) / SUMSQ_TILE);
+    if (options.stage == 0)
+        tiles *= (size_t)layout->group;
+    TRY_GOTO(device_host_alloc(device, "sums of squares", tiles * sizeof(float), (void **)&o->tile_sums), failed);
+    o->sums = calloc((size_t)layout->group + 1, sizeof *o->sums);
+    o->pieces = calloc((size_t)layout->n_units, sizeof *o->pieces);
+    if (!o->sums || !o->pieces) {
+        status = fail("out of host memory");
+        goto failed;
+    }
+    for (int u = 0; u < layout->n_units; u++)
+        make_piece(o, u, &o->pieces[u]);
+    *optimizer = o;
+    return OK;
+failed:
+    optimizer_close(o);
+    return status;
+}
+
+void optimizer_close(Optim *o) {
+    if (!o)
+        return;
+    for (int k = 0; k < STATE_KINDS; k++)
+        device_free(o->device, o->state[k]);
+    device_host_free(o->device, o->tile_sums);
+    free(o->sums);
+    free(o->pieces);
+    free(o);
+}
+
+// Round the master weights of every unit to the parameters' dtype and hand them to the other ranks.
+static void publish_all(Optim *o) {
+    for (int u = 0; u < o->layout->n_units; u++) {
+        if (has_master(o))
+            device_ops(o->device)->convert(o->compute, param_piece(o, u), o->options.dtype, state_piece(o, STATE_MASTER, u),
+                                           DTYPE_FP32, o->pieces[u].len);
+        params_publish(o->params, u);
+    }
+}
+
+Status optimizer_init(Optim *o, uint64_t seed) {
+    float *values;
+    TRY(device_host_alloc(o->device, "initial values", INIT_PIECE_LEN * sizeof *values, (void **)&values));
+    Status status = OK;
+    for (int u = 0; u < o->layout->n_units; u++) {
+        const UnitSpec *spec = &o->layout->units[u].spec;
+        int64_t begin, len;
+        piece_of(o, u, &begin, &len);
+        if (begin + len > spec->len)  // what follows is padding, and zero
+            len = spec->len > begin ? spec->len - begin : 0;
+        for (int64_t i = 0; i < len; i += INIT_PIECE_LEN) {
+            int64_t n = len - i < INIT_PIECE_LEN ? len - i : INIT_PIECE_LEN;
+            model_init(spec, seed, begin + i, n, values);
+            stream_copy(o->compute, state_piece(o, STATE_MASTER, u) + i, values, (size_t)n * sizeof *values);
+            TRY_GOTO(stream_sync(o->compute), done);
+        }
+    }
+    publish_all(o);
+    status = stream_sync(o->compute);
+done:
+    device_host_free(o->device, values);
+    return status;
+}
+
+Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double n_valid, double loss_scale,
+                         StepResult *result) {
+    const Ops *ops = device_ops(o->device);
+    const Layout *l = o->layout;
+    bool all_shards = o->options.stage == 0;
+    int first = all_shards ? 0 : l->shard, end = all_shards ? l->group : l->shard + 1;
+
+    for (int u = 0; u < l->n_units; u++)
+        grads_wait(o->grads, u);
+    float *sums = o->tile_sums;
+    for (int s = first; s < end; s++) {
+        for (int u = 0; u < l->n_units; u++) {
+            int64_t len = l->units[u].shard_len;
+            ops->sumsq_to_host(o->compute, sums, grads_shard(o->grads, u, s), grads_dtype(o->grads), (float)loss_scale, len);
+            sums += (len + SUMSQ_TILE - 1) / SUMSQ_TILE;
+        }
+    }
+    TRY(stream_sync(o->compute));  // the step's one host read
+
+    for (int s = 0; s <= l->group; s++)
+        o->sums[s] = 0;
+    int64_t tiles = (sums - o->tile_sums) / (end - first);
+    for (int s = first; s < end; s++)
+        for (int64_t t = 0; t < tiles; t++)
+            o->sums[s] += o->tile_sums[(s - first) * tiles + t];
+    // Every shard is counted once: stage 0 has them all on every rank, hybrid sharding has one set a group.
+    bool counts = all_shards ? l->rank == 0 : l->rank < l->group;
+    for (int s = 0; s < l->group && !counts; s++)
+        o->sums[s] = 0;
+    for (int i = 0; i < n_micro; i++)
+        o->sums[l->group] += loss_sums[i];
+    TRY(comm_sum(o->comm, "norm and loss", o->sums, l->group + 1));
+    double square = 0;
+    for (int s = 0; s < l->group; s++)
+        square += o->sums[s];
+    *result = (StepResult){.loss = o->sums[l->group] / n_valid, .norm = sqrt(square), .finite = isfinite(square)};
+    return OK;
+}
+
+Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, double norm) {
+    const Ops *ops = device_ops(o->device);
+    double clip = o->config.grad_clip, factor = clip > 0 ? clip / (norm + 1e-6) : 1.0;
+    for (int u = 0; u < o->layout->n_units; u++) {
+        AdamwArgs a = o->pieces[u];
+        a.master = state_piece(o, STATE_MASTER, u);
+        a.param = has_master(o) ? param_piece(o, u) : NULL;
+        a.grad = grads_shard(o->grads, u, o->options.stage == 0 ? 0 : o->layout->shard);
+        a.m = state_piece(o, STATE_M, u);
+        a.v = state_piece(o, STATE_V, u);
+        a.grad_divisor = (float)loss_scale;
+        a.grad_factor = factor < 1.0 ? (float)factor : 1.0f;
+        a.lr = (float)lr;
+        a.bias_correction1 = (float)(1.0 - pow(o->config.beta1, (double)(updates + 1)));
+        a.bias_correction2 = (float)(1.0 - pow(o->config.beta2, (double)(updates + 1)));
+        ops->adamw(o->compute, &a);
+        params_publish(o->params, u);
+    }
+    return OK;
+}
+
+Status optimizer_state_loaded(Optim *o) {
+    // Stage 0 keeps every cut: what each rank has loaded is its own.
+    for (int k = 0; k < STATE_KINDS && o->options.stage == 0; k++) {
+        for (int u = 0; u < o->layout->n_units; u++) {
+            float *piece = state_piece(o, (StateKind)k, u);
+            if (piece)
+                comm_all_gather(o->comm, o->compute, "loaded state", piece, optimizer_state(o, (StateKind)k, u),
+                                o->layout->units[u].shard_len, DTYPE_FP32);
+        }
+    }
+    publish_all(o);
+    return stream_sync(o->compute);
+}
+
+// Whether a range of a unit's piece of gradients is finite.
+static Status range_is_finite(Optim *o, int u, int64_t begin, int64_t len, double loss_scale, bool *finite) {
+    size_t element = dtype_bytes(grads_dtype(o->grads));
+    const char *grad = grads_shard(o->grads, u, o->options.stage == 0 ? 0 : o->layout->shard);
+    device_ops(o->device)->sumsq_to_host(o->compute, o->tile_sums, grad + (size_t)begin * element, grads_dtype(o->grads),
+                                         (float)loss_scale, len);
+    TRY(stream_sync(o->compute));
+    *finite = true;
+    for (int64_t t = 0; t < (len + SUMSQ_TILE - 1) / SUMSQ_TILE; t++)
+        *finite = *finite && isfinite(o->tile_sums[t]);
+    return OK;
+}
+
+typedef struct TensorRange {
+    const TensorSpec *tensor;
+    int64_t begin, len;
+} TensorRange;
+
+typedef struct TensorRanges {
+    int n;
+    TensorRange range[MAX_TENSORS];
+} TensorRanges;
+
+static void collect_range(void *context, const TensorSpec *tensor, int64_t in_tensor, int64_t in_range, int64_t count) {
+    (void)in_tensor;
+    TensorRanges *r = context;
+    r->range[r->n++] = (TensorRange){tensor, in_range, count};
+}
+
+Status optimizer_explain_skip(Optim *o, int64_t step, int64_t skipped_in_a_row, double loss_scale) {
+    for (int u = o->layout->n_units - 1; u >= 0; u--) {  // the order in which backward forms gradients
+        int64_t begin, len;
+        piece_of(o, u, &begin, &len);
+        TensorRanges ranges = {0};
+        layout_visit(&o->layout->units[u], begin, len, collect_range, &ranges);
+        for (int i = ranges.n - 1; i >= 0; i--) {
+            bool finite;
+            TRY(range_is_finite(o, u, ranges.range[i].begin, ranges.range[i].len, loss_scale, &finite));
+            if (!finite)
+                return fail("step %lld: %lld steps in a row were skipped because gradients were not finite (--max-skips). The "
+                            "first tensor that is not finite in backward order is %s (unit %d), at loss scale %g. The weights are "
+                            "those before the first skipped step; a lower --lr, a longer --warmup or --dtype bf16 often helps",
+                            (long long)step, (long long)skipped_in_a_row, ranges.range[i].tensor->name, u, loss_scale);
+        }
+    }
+    return fail("step %lld: %lld steps in a row were skipped (--max-skips), yet every gradient of this rank is finite: the norm "
+                "itself overflowed. A lower --lr or --dtype bf16 may help",
+                (long long)step, (long long)skipped_in_a_row);
+}

@@ -1,0 +1,180 @@
+#include "zero/params.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+// A buffer that holds one gathered unit (stage 3).
+typedef struct ParamSlot {
+    void *memory;
+    int unit;          // what it holds, or will hold once `ready` is reached; -1: nothing of use
+    Event *ready;      // the gather into it is done (gather stream)
+    Event *released;   // the last use is done (compute stream)
+} ParamSlot;
+
+enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
+
+struct Params {
+    Device *device;
+    const Layout *layout;
+    Comm *comm;
+    Stream *compute, *gather;
+    ZeroOptions options;
+    void *memory;              // stages 0–2: every unit; stage 3: the own shard of every unit
+    ParamSlot slots[N_SLOTS];  // stage 3
+    Event *updated;            // the optimizer's last write (compute stream)
+    Event **published;         // stages 1, 2: a unit's all-gather is done (gather stream)
+    char (*names)[16];         // "unit 3", for messages
+};
+
+static bool sharded(const Params *p) {
+    return p->options.stage == 3;
+}
+
+// Blocks take turns; units 0 and L+1 share a slot unless a tied head needs both at once.
+static ParamSlot *slot_of(Params *p, int u) {
+    if (u == 0)
+        return &p->slots[SLOT_ENDS];
+    if (u == p->layout->n_units - 1)
+        return &p->slots[p->layout->tied ? SLOT_TIED_NORM : SLOT_ENDS];
+    return &p->slots[u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B];
+}
+
+static Status open_slots(Params *p) {
+    const Layout *l = p->layout;
+    size_t e = dtype_bytes(p->options.dtype);
+    int blocks = l->n_units - 2;
+    TRY(device_alloc(p->device, MEM_SLOTS, "ends", (size_t)l->ends_len * e, &p->slots[SLOT_ENDS].memory));
+    TRY(device_alloc(p->device, MEM_SLOTS, "block a", (size_t)l->max_block_len * e, &p->slots[SLOT_BLOCK_A].memory));
+    if (blocks > 1)
+        TRY(device_alloc(p->device, MEM_SLOTS, "block b", (size_t)l->max_block_len * e, &p->slots[SLOT_BLOCK_B].memory));
+    for (int i = 0; i < N_SLOTS; i++) {
+        p->slots[i].unit = -1;
+        TRY(event_create(p->device, &p->slots[i].ready));
+        TRY(event_create(p->device, &p->slots[i].released));
+    }
+    if (l->tied)  // the second half of the shared slot
+        p->slots[SLOT_TIED_NORM].memory = (char *)p->slots[SLOT_ENDS].memory + (size_t)l->units[0].full_len * e;
+    return OK;
+}
+
+Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *gather, ZeroOptions options,
+                   Params **params) {
+    *params = NULL;
+    Params *p = calloc(1, sizeof *p);
+    if (!p)
+        return fail("out of host memory");
+    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather, .options = options};
+    Status status = OK;
+    size_t e = dtype_bytes(options.dtype);
+    p->published = calloc((size_t)layout->n_units, sizeof *p->published);
+    p->names = calloc((size_t)layout->n_units, sizeof *p->names);
+    if (!p->published || !p->names) {
+        status = fail("out of host memory");
+        goto failed;
+    }
+    for (int u = 0; u < layout->n_units; u++) {
+        snprintf(p->names[u], sizeof p->names[u], "unit %d", u);
+        TRY_GOTO(event_create(device, &p->published[u]), failed);
+    }
+    TRY_GOTO(event_create(device, &p->updated), failed);
+    int64_t len = sharded(p) ? layout->shard_len : layout->full_len;
+    TRY_GOTO(device_alloc(device, MEM_PARAMETERS, "parameters", (size_t)len * e, &p->memory), failed);
+    if (sharded(p))
+        TRY_GOTO(open_slots(p), failed);
+    *params = p;
+    return OK;
+failed:
+    params_close(p);
+    return status;
+}
+
+void params_close(Params *p) {
+    if (!p)
+        return;
+    for (int i = 0; i < N_SLOTS; i++) {
+        event_destroy(p->slots[i].ready);
+        event_destroy(p->slots[i].released);
+        if (i != SLOT_TIED_NORM)
+            device_free(p->device, p->slots[i].memory);
+    }
+    device_free(p->device, p->memory);
+    event_destroy(p->updated);
+    for (int u = 0; p->published && u < p->layout->n_units; u++)
+        event_destroy(p->published[u]);
+    free(p->published);
+    free(p->names);
+    free(p);
+}
+
+static void *at(Params *p, int64_t element) {
+    return (char *)p->memory + (size_t)element * dtype_bytes(p->options.dtype);
+}
+
+static void *unit_memory(Params *p, int u) {
+    return sharded(p) ? slot_of(p, u)->memory : at(p, p->layout->units[u].full_offset);
+}
+
+void *params_shard(Params *p, int u) {
+    const UnitLayout *unit = &p->layout->units[u];
+    return sharded(p) ? at(p, unit->shard_offset) : at(p, unit->full_offset + p->layout->shard * unit->shard_len);
+}
+
+// Stage 3: enqueue the gather of unit u, unless its slot already holds it.
+static void gather(Params *p, int u) {
+    ParamSlot *slot = slot_of(p, u);
+    if (slot->unit == u)
+        return;
+    stream_wait(p->gather, slot->released);
+    stream_wait(p->gather, p->updated);
+    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, params_shard(p, u), p->layout->units[u].shard_len,
+                    p->options.dtype);
+    event_record(slot->ready, p->gather);
+    slot->unit = u;
+}
+
+static bool needs_tied(const Params *p, int u) {
+    return p->layout->tied && u == p->layout->n_units - 1;
+}
+
+UnitParams params_acquire(Params *p, int u, Direction next) {
+    bool tied = needs_tied(p, u);
+    if (sharded(p)) {
+        gather(p, u);
+        if (tied)
+            gather(p, 0);
+        // One unit ahead. The embedding's backward needs no parameters, so nothing is fetched for unit 0 then.
+        int ahead = next == FORWARD ? u + 1 : u - 1;
+        if (ahead > 0 && ahead < p->layout->n_units)
+            gather(p, ahead);
+        stream_wait(p->compute, slot_of(p, u)->ready);
+        if (tied)
+            stream_wait(p->compute, slot_of(p, 0)->ready);
+    } else {
+        stream_wait(p->compute, p->published[u]);
+        if (tied)
+            stream_wait(p->compute, p->published[0]);
+    }
+    return (UnitParams){unit_memory(p, u), tied ? unit_memory(p, 0) : NULL};
+}
+
+void params_release(Params *p, int u) {
+    if (!sharded(p))
+        return;
+    event_record(slot_of(p, u)->released, p->compute);
+    if (needs_tied(p, u))
+        event_record(slot_of(p, 0)->released, p->compute);
+}
+
+void params_publish(Params *p, int u) {
+    event_record(p->updated, p->compute);
+    if (sharded(p)) {
+        ParamSlot *slot = slot_of(p, u);
+        if (slot->unit == u)
+            slot->unit = -1;  // what was gathered is out of date
+    } else if (p->options.stage > 0) {
+        stream_wait(p->gather, p->updated);
+        comm_all_gather(p->comm, p->gather, p->names[u], unit_memory(p, u), params_shard(p, u),
+                        p->layout->units[u].shard_len, p->options.dtype);
+        event_record(p->published[u], p->gather);
+    }
+}

@@ -1,0 +1,229 @@
+#include "zero/run.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ---- signals ----
+
+static volatile sig_atomic_t stop_requested, save_requested;
+
+static void on_stop(int signal_number) {
+    if (stop_requested)
+        _exit(128 + signal_number);  // asked twice: at once
+    stop_requested = 1;
+}
+
+static void on_save(int signal_number) {
+    (void)signal_number;
+    save_requested = 1;
+}
+
+void run_catch_signals(void) {
+    struct sigaction action = {.sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    action.sa_handler = on_stop;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
+    action.sa_handler = on_save;
+    sigaction(SIGUSR1, &action, NULL);
+}
+
+Status run_request(Comm *comm, RunRequest *request) {
+    double strongest = stop_requested ? REQUEST_STOP : save_requested ? REQUEST_SAVE : REQUEST_NONE;
+    TRY(comm_max(comm, "requests", &strongest, 1));
+    *request = (RunRequest)strongest;
+    if (*request == REQUEST_SAVE)
+        save_requested = 0;
+    return OK;
+}
+
+// ---- log ----
+
+struct RunLog {
+    FILE *file;         // NULL: no file
+    bool speaks;        // rank 0
+    bool terminal;      // stdout is one: redraw the status line
+    bool line_open;     // a status line is on screen
+    double speed;       // smoothed seconds a step, for the ETA
+};
+
+static Status make_directory(const char *path) {
+    char part[4096];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+        return fail("--out %s: the path is too long", path);
+    for (char *p = part + 1;; p++) {
+        if (*p == '/' || *p == '\0') {
+            char end = *p;
+            *p = '\0';
+            if (mkdir(part, 0777) != 0 && errno != EEXIST)
+                return fail("cannot create %s for --out: %s", part, strerror(errno));
+            *p = end;
+            if (end == '\0')
+                return OK;
+        }
+    }
+}
+
+Status log_open(const char *out, int64_t length, int rank, RunLog **log_out) {
+    *log_out = NULL;
+    RunLog *log = calloc(1, sizeof *log);
+    if (!log)
+        return fail("out of host memory");
+    log->speaks = rank == 0;
+    log->terminal = isatty(STDOUT_FILENO);
+    if (out && log->speaks) {
+        char path[4096];
+        Status status = make_directory(out);
+        snprintf(path, sizeof path, "%s/log.jsonl", out);
+        int fd = status == OK ? open(path, O_RDWR | O_CREAT, 0666) : -1;
+        if (status == OK && fd < 0)
+            status = fail("cannot write %s: %s", path, strerror(errno));
+        struct stat info;
+        if (status == OK && (fstat(fd, &info) != 0 || info.st_size < length))
+            status = fail("%s is shorter (%lld bytes) than when the checkpoint was written (%lld): it belongs to another run; "
+                          "move it away or choose another --out",
+                          path, (long long)info.st_size, (long long)length);
+        if (status == OK && (ftruncate(fd, length) != 0 || lseek(fd, 0, SEEK_END) < 0))
+            status = fail("cannot cut %s to %lld bytes: %s", path, (long long)length, strerror(errno));
+        if (status == OK && !(log->file = fdopen(fd, "w")))
+            status = fail("cannot write %s: %s", path, strerror(errno));
+        if (status != OK) {
+            if (fd >= 0)
+                close(fd);
+            free(log);
+            return status;
+        }
+    }
+    *log_out = log;
+    return OK;
+}
+
+static void end_line(RunLog *log) {
+    if (log->line_open)
+        fputs("\n", stdout);
+    log->line_open = false;
+}
+
+void log_close(RunLog *log) {
+    if (!log)
+        return;
+    end_line(log);
+    fflush(stdout);
+    if (log->file)
+        fclose(log->file);
+    free(log);
+}
+
+int64_t log_bytes(const RunLog *log) {
+    if (!log->file)
+        return 0;
+    fflush(log->file);
+    return (int64_t)ftello(log->file);
+}
+
+void log_event(RunLog *log, const char *event, cJSON *fields) {
+    if (log->file && fields) {
+        cJSON *line = cJSON_CreateObject();
+        cJSON_AddStringToObject(line, "event", event);
+        for (cJSON *item = fields->child; item; item = item->next)
+            cJSON_AddItemReferenceToObject(line, item->string, item);
+        char *text = cJSON_PrintUnformatted(line);
+        if (text)
+            fprintf(log->file, "%s\n", text);
+        fflush(log->file);
+        free(text);
+        cJSON_Delete(line);
+    }
+    cJSON_Delete(fields);
+}
+
+void log_line(RunLog *log, const char *format, ...) {
+    if (!log->speaks)
+        return;
+    end_line(log);
+    va_list arguments;
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    fputs("\n", stdout);
+    fflush(stdout);
+}
+
+// "1d02h", "3h05m", "12m08s", "45s"
+static void format_duration(char *text, size_t bytes, double seconds) {
+    long long s = seconds < 0 ? 0 : (long long)(seconds + 0.5);
+    if (s >= 86400)
+        snprintf(text, bytes, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+    else if (s >= 3600)
+        snprintf(text, bytes, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    else if (s >= 60)
+        snprintf(text, bytes, "%lldm%02llds", s / 60, s % 60);
+    else
+        snprintf(text, bytes, "%llds", s);
+}
+
+static size_t all_bytes(const Device *device) {
+    size_t total = 0;
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        total += device_bytes(device, (MemoryCategory)c);
+    return total;
+}
+
+static void step_json(RunLog *log, const StepReport *r, const Device *device) {
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "step", (double)r->step);
+    cJSON_AddNumberToObject(o, "loss", r->result.loss);  // cJSON writes null for what is not finite
+    cJSON_AddNumberToObject(o, "norm", r->result.norm);
+    cJSON_AddNumberToObject(o, "lr", r->lr);
+    cJSON_AddNumberToObject(o, "loss_scale", r->loss_scale);
+    cJSON_AddNumberToObject(o, "skipped", (double)r->skipped);
+    cJSON_AddNumberToObject(o, "tokens", (double)r->tokens);
+    cJSON_AddNumberToObject(o, "seconds", r->seconds);
+    cJSON_AddNumberToObject(o, "tokens_per_s", r->tokens_per_s);
+    cJSON_AddNumberToObject(o, "peak_fraction", r->peak_fraction);
+    cJSON_AddNumberToObject(o, "comm_wait_s", r->comm.wait_seconds);
+    cJSON_AddNumberToObject(o, "data_wait_s", r->data_wait_s);
+    cJSON *sent = cJSON_AddObjectToObject(o, "bytes_sent");
+    for (int c = 0; c < COMM_COLLECTIVES; c++)
+        cJSON_AddNumberToObject(sent, collective_names[c], (double)r->comm.bytes_sent[c]);
+    cJSON *bytes = cJSON_AddObjectToObject(o, "device_bytes");
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        cJSON_AddNumberToObject(bytes, memory_category_names[c], (double)device_bytes(device, (MemoryCategory)c));
+    log_event(log, "step", o);
+}
+
+void log_step(RunLog *log, const StepReport *r, const Device *device, bool terminal) {
+    if (!log->speaks)
+        return;
+    if (log->file)
+        step_json(log, r, device);
+    log->speed = log->speed > 0 ? 0.9 * log->speed + 0.1 * r->seconds : r->seconds;
+    if (!terminal)
+        return;
+    char eta[32], memory[32], peak[16] = "";
+    format_duration(eta, sizeof eta, log->speed * (double)(r->steps - r->step));
+    format_bytes(memory, sizeof memory, (double)all_bytes(device));
+    if (isfinite(r->peak_fraction))
+        snprintf(peak, sizeof peak, " | peak %.0f%%", 100 * r->peak_fraction);
+    if (log->terminal)
+        fputs("\r\033[K", stdout);
+    printf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f tok/s%s | comm %.1f%% | data %.1f%% | %s | eta %s",
+           (long long)r->step, (long long)r->steps, r->result.loss, r->result.norm, r->lr, r->tokens_per_s, peak,
+           100 * r->comm.wait_seconds / r->seconds, 100 * r->data_wait_s / r->seconds, memory, eta);
+    if (!r->result.finite)
+        printf(" | SKIPPED: gradients are not finite, loss scale %g", r->loss_scale);
+    log->line_open = log->terminal;
+    if (!log->terminal || !r->result.finite)
+        fputs("\n", stdout), log->line_open = false;
+    fflush(stdout);
+}

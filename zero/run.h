@@ -1,0 +1,48 @@
+// run: what a training run needs around its loop: the log, the status line, signals.
+//
+// Log. OUT/log.jsonl gets one JSON object an event (DESIGN of the log: README "Log"); the terminal gets one line a step:
+// redrawn in place on a terminal, plain lines elsewhere. Rank 0 writes both; other ranks write nothing. On resume the file is
+// cut to the length the checkpoint recorded, so no line is doubled and none is lost.
+//
+// Signals. SIGUSR2, SIGTERM and SIGINT ask for an end: the loop drops the unfinished step, saves the last finished
+// one and exits with status 3; a second such signal exits at once. SIGUSR1 asks for a checkpoint.
+#ifndef ZERO_RUN_H
+#define ZERO_RUN_H
+
+#include "llm/config.h"
+#include "zero/comm.h"
+#include "zero/optimizer.h"
+
+struct cJSON;
+
+typedef enum RunRequest { REQUEST_NONE = 0, REQUEST_SAVE = 1, REQUEST_STOP = 2 } RunRequest;
+void run_catch_signals(void);
+// What was asked since the last call, by the strongest request of any rank (collective).
+Status run_request(Comm *comm, RunRequest *request);
+
+typedef struct RunLog RunLog;
+
+typedef struct StepReport {
+    int64_t step, steps;      // finished steps, of the run
+    StepResult result;
+    double lr, loss_scale;    // the scale that this step's backward used
+    int64_t skipped;          // steps skipped so far
+    int64_t tokens;           // trained on so far
+    double seconds;           // of this step
+    double tokens_per_s;      // of this step, all ranks
+    double peak_fraction;     // of the measured matmul peak of all ranks; NAN when not measured
+    double data_wait_s;
+    CommStats comm;
+} StepReport;
+
+// Open OUT/log.jsonl (out NULL: terminal only), cut to log_bytes. Creates OUT. Only rank 0 writes.
+Status log_open(const char *out, int64_t log_bytes, int rank, RunLog **log);
+void log_close(RunLog *log);                   // NULL is fine
+int64_t log_bytes(const RunLog *log);          // length of the file now
+void log_step(RunLog *log, const StepReport *report, const Device *device, bool terminal);
+// Any other event: adds "event" and writes the object (and frees it). For the file only.
+void log_event(RunLog *log, const char *event, struct cJSON *fields);
+// A line for people, above the status line.
+void log_line(RunLog *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif
