@@ -169,13 +169,13 @@ static double rig_error(const Fixture *f, int i, const float *a, const float *b,
     return sqrt(difference / square);  // NaN where `a` has one, and then no comparison below holds
 }
 
-// Every tensor's error is at most bars[i], or `bar` where bars is NULL. Prints how near the nearest one comes.
+// Every tensor's error is at most 1.5·bars[i] + bar; bars may be NULL. Prints how near the nearest one comes.
 static void rig_check_tensors(const Fixture *f, const char *what, const float *a, const float *b, bool without_key_bias,
                               const double *bars, double bar) {
     double nearest = -1;
     int nearest_tensor = 0, n_bad = 0;
     for (int i = 0; i < f->n_tensors; i++) {
-        double allowed = bars ? 1.5 * bars[i] : bar, error = rig_error(f, i, a, b, without_key_bias);
+        double allowed = (bars ? 1.5 * bars[i] : 0) + bar, error = rig_error(f, i, a, b, without_key_bias);
         if (!(error <= allowed)) {
             print_error("%s of %s: error %.3g, allowed %.3g\n", what, f->names[i], error, allowed);
             n_bad++;
