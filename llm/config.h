@@ -1,7 +1,7 @@
 // config: every option of a run in one struct, and the ways to fill it: defaults, presets, flags, a Hugging Face config.json.
 //
 // Data flows one way: flags → Config → layout → device memory → steps → log and checkpoint. After config_parse and
-// config_resolve nothing changes a Config. One declarative table of flags (in config.c) drives parsing, --help,
+// config_resolve nothing changes a Config. One declarative table of flags (in config_flags.c) drives parsing, --help,
 // --print-config, the nearest-name suggestion and the comparison of two runs' configs (resume), so an option is one row.
 //
 // Sizes given by users take K, M, G (10³, 10⁶, 10⁹) and Ki, Mi, Gi. Strings point into the process's arguments or into
@@ -40,6 +40,7 @@ typedef struct ModelConfig {
     float rope_factor, rope_low_freq, rope_high_freq;
     int rope_original_len;
     float init_std;     // 0.02; residual projections use init_std / sqrt(2·layers)
+    bool had_dropout;   // the config.json asks for dropout, which is read as 0: main says so once
 } ModelConfig;
 
 typedef enum Optimizer { OPTIMIZER_ADAMW, OPTIMIZER_ADAM, OPTIMIZER_SGD } Optimizer;
@@ -111,7 +112,7 @@ typedef struct Config {
     const char *verify;      // checkpoint directory to verify, or NULL
     const char *trace;       // file for a Chrome trace, or NULL
 
-    uint32_t given[4];       // bit i: flag i of the table was given (config.c)
+    uint32_t given[4];       // bit i: flag i of the table was given (config_flags.c)
 } Config;
 
 // Defaults of every field.
@@ -121,14 +122,16 @@ void config_defaults(Config *config);
 Status config_parse(Config *config, int argc, char **argv);
 
 // Fill what depends on other things: model preset or config.json, head_dim, ffn, the vocabulary (`data_vocab` from the
-// shards, 0 if there are none) and the batch equation for `ranks` ranks. Prints nothing. Errors show the whole equation and where each number
-// came from.
+// shards, 0 if there are none) and the batch equation for `ranks` ranks. Prints nothing. Errors show the whole equation and
+// where each number came from. What config_parse was not given is worked out anew each time, so a second call, once the
+// shards' vocabulary is known, is fine. With --params there is no model: `model` and the batch stay as they are.
 Status config_resolve(Config *config, int ranks, int64_t data_vocab);
 
 // Fail unless the model's numbers make sense together (heads divide channels, kv_heads divides heads, sizes positive …).
 Status model_config_check(const ModelConfig *model);
 
-// Look up a preset by name; read a Hugging Face config.json (GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM, MistralForCausalLM).
+// Look up a preset by name; read a Hugging Face config.json, or that of a directory (GPT2LMHeadModel, LlamaForCausalLM,
+// Qwen2ForCausalLM, MistralForCausalLM). Values that would change the arithmetic are refused by name.
 Status model_config_preset(ModelConfig *model, const char *name);
 Status model_config_read_hf(ModelConfig *model, const char *path);
 
@@ -139,8 +142,9 @@ void config_print_help(FILE *file);
 void config_print_json(const Config *config, FILE *file);                // --print-config
 struct cJSON *config_to_json(const Config *config);                      // for logs and manifests; caller frees
 
-// Compare the options that alter a run's numbers (data, seed, batch, optimizer, schedule, precision, model) with those of
-// a saved run. Writes one line a difference ("lr: saved 0.0006, now 0.001") to `differences`; returns their number.
+// Compare the options that alter a run's numbers (seed, global batch, optimizer, schedule, precision, model) with those of
+// a saved run; the data are compared by their fingerprint, and ranks, stage and paths may differ. Writes one line a
+// difference ("lr: saved 0.0006, now 0.001") to `differences`; returns their number.
 int config_compare(const Config *config, const struct cJSON *saved, char *differences, size_t differences_bytes);
 
 // "8 GiB" style text of a byte count, in `text` (at least 16 bytes); returns text.

@@ -10,17 +10,17 @@
 
 typedef struct LossScale {
     double scale;
-    bool dynamic;              // false: a fixed scale
-    int64_t iteration;         // cur_iter of DeepSpeed's class
-    int64_t last_overflow;     // last_overflow_iter, -1 at first
-    int hysteresis_left;       // cur_hysteresis
-    int window, hysteresis;    // 1000, 2
-    double factor, minimum;    // 2, 1
+    bool dynamic;            // false: a fixed scale
+    int64_t iteration;       // cur_iter of DeepSpeed's class
+    int64_t last_overflow;   // last_overflow_iter, -1 at first
+    int hysteresis_left;     // cur_hysteresis
+    int window, hysteresis;  // 1000, 2
+    double factor, minimum;  // 2, 1
 } LossScale;
 
-LossScale loss_scale_make(bool dynamic, double initial);  // initial <= 0: 2^16
-// Once a step. Returns false, and changes nothing more, when the scale is already at its minimum and overflows again
-// (DeepSpeed raises here); the caller goes on skipping until --max-skips.
+LossScale loss_scale_make(bool dynamic, double initial);  // initial <= 0: 2^16, or 1 when fixed
+// Once a step. Returns false when the scale is already at its minimum and overflows again: it stays there, as in the
+// class with raise_error_at_min_scale off, and the caller goes on skipping until --max-skips.
 bool loss_scale_update(LossScale *scale, bool overflow);
 
 #endif

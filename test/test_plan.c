@@ -1,0 +1,258 @@
+// Predicted memory: the textbook's known answers, exact bytes of a layout worked out by hand, and what the planner
+// advises.
+#include "test/check.h"
+#include "zero/plan.h"
+
+static PlanInput params_only(double psi, int n_ranks, Dtype dtype, Dtype grad_dtype, Optimizer optimizer) {
+    return (PlanInput){.n_params = (int64_t)psi,
+                       .n_ranks = n_ranks,
+                       .group = n_ranks,
+                       .dtype = dtype,
+                       .grad_dtype = grad_dtype,
+                       .optimizer = optimizer};
+}
+
+static void textbook(void **state) {
+    (void)state;
+    const struct {
+        PlanInput input;
+        double gb[PLAN_STAGES];
+    } cases[] = {
+        // Rajbhandari et al. 2020: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N
+        {params_only(7e9, 8, DTYPE_BF16, DTYPE_BF16, OPTIMIZER_ADAMW), {112, 38.5, 26.25, 14}},
+        {params_only(7.5e9, 64, DTYPE_FP16, DTYPE_FP16, OPTIMIZER_ADAM),
+         {120, 31.40625, 16.640625, 1.875}},  // its figure 1
+        {params_only(7e9, 8, DTYPE_BF16, DTYPE_FP32, OPTIMIZER_ADAMW),
+         {126, 52.5, 28, 15.75}},  // 18Ψ, 6Ψ + 12Ψ/N, 2Ψ + 16Ψ/N
+        {params_only(7e9, 8, DTYPE_FP32, DTYPE_FP32, OPTIMIZER_ADAMW), {112, 63, 38.5, 14}},  // 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N
+        {params_only(7e9, 8, DTYPE_BF16, DTYPE_BF16, OPTIMIZER_SGD), {84, 35, 22.75, 10.5}},  // 12Ψ: no second moment
+        {params_only(7e9, 1, DTYPE_BF16, DTYPE_BF16, OPTIMIZER_ADAMW), {112, 112, 112, 112}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Plan plan;
+        plan_compute(&cases[i].input, &plan);
+        for (int stage = 0; stage < PLAN_STAGES; stage++) {
+            assert_true(plan.textbook[stage] == cases[i].gb[stage] * 1e9);
+            assert_true((double)plan.total[stage] == cases[i].gb[stage] * 1e9);  // divisible: exact equals textbook
+        }
+    }
+}
+
+// Three ranks, three blocks: unit lengths are multiples of 64 · 3.
+static const Layout three_ranks = {.n_units = 5,
+                                   .n_ranks = 3,
+                                   .group = 3,
+                                   .n_params = 5000,
+                                   .full_len = 192 * 27,
+                                   .shard_len = 64 * 27,
+                                   .max_block_len = 192 * 5,
+                                   .ends_len = 192 * 10};
+static const PlanChoice as_given = {NULL, 0, {[MEM_ACTIVATIONS] = 1000, [MEM_WORKSPACE] = 200, [MEM_DATA] = 30}};
+
+static void exact_bytes(void **state) {
+    (void)state;
+    const size_t full = 5184, shard = 1728, slots = 2 * 960 + 1920;
+    const struct {
+        Dtype dtype, grad_dtype;
+        Optimizer optimizer;
+        size_t expected[PLAN_STAGES][4];  // parameters, gradients, optimizer, slots
+    } cases[] = {
+        {DTYPE_BF16,
+         DTYPE_BF16,
+         OPTIMIZER_ADAMW,
+         {{full * 2, full * 2, full * 12, slots * 4},
+          {full * 2, full * 2, shard * 12, slots * 4},
+          {full * 2, shard * 2, shard * 12, slots * 4},
+          {shard * 2, shard * 2, shard * 12, slots * (2 + 4)}}},
+        {DTYPE_FP16,
+         DTYPE_FP32,
+         OPTIMIZER_SGD,
+         {{full * 2, full * 4, full * 8, 0},
+          {full * 2, full * 4, shard * 8, 0},
+          {full * 2, shard * 4, shard * 8, slots * 4},
+          {shard * 2, shard * 4, shard * 8, slots * (2 + 4)}}},
+        {DTYPE_FP32,
+         DTYPE_FP32,
+         OPTIMIZER_ADAM,
+         {{full * 4, full * 4, full * 8, 0},
+          {full * 4, full * 4, shard * 8, 0},
+          {full * 4, shard * 4, shard * 8, slots * 4},
+          {shard * 4, shard * 4, shard * 8, slots * (4 + 4)}}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        PlanInput in = {.layout = &three_ranks,
+                        .n_params = 5000,
+                        .n_ranks = 3,
+                        .group = 3,
+                        .dtype = cases[i].dtype,
+                        .grad_dtype = cases[i].grad_dtype,
+                        .optimizer = cases[i].optimizer,
+                        .staging_bytes = 7,
+                        .choices = &as_given,
+                        .n_choices = 1};
+        Plan plan;
+        plan_compute(&in, &plan);
+        for (int stage = 0; stage < PLAN_STAGES; stage++) {
+            const size_t *bytes = plan.bytes[stage], *expected = cases[i].expected[stage];
+            assert_int_equal(bytes[MEM_PARAMETERS], expected[0]);
+            assert_int_equal(bytes[MEM_GRADIENTS], expected[1]);
+            assert_int_equal(bytes[MEM_OPTIMIZER], expected[2]);
+            assert_int_equal(bytes[MEM_SLOTS], expected[3]);
+            assert_int_equal(bytes[MEM_ACTIVATIONS], 1000);
+            assert_int_equal(bytes[MEM_WORKSPACE], 200);
+            assert_int_equal(bytes[MEM_STAGING], 7);
+            assert_int_equal(bytes[MEM_DATA], 30);
+            assert_int_equal(plan.total[stage], expected[0] + expected[1] + expected[2] + expected[3] + 1237);
+        }
+    }
+}
+
+static void one_block_has_one_slot(void **state) {
+    (void)state;
+    Layout layout = {.n_units = 3,
+                     .n_ranks = 1,
+                     .group = 1,
+                     .n_params = 600,
+                     .full_len = 640,
+                     .shard_len = 640,
+                     .max_block_len = 320,
+                     .ends_len = 192};
+    PlanInput in = {.layout = &layout,
+                    .n_params = 600,
+                    .n_ranks = 1,
+                    .group = 1,
+                    .dtype = DTYPE_BF16,
+                    .grad_dtype = DTYPE_FP32,
+                    .choices = &as_given,
+                    .n_choices = 1};
+    Plan plan;
+    plan_compute(&in, &plan);
+    assert_int_equal(plan.bytes[3][MEM_SLOTS], (320 + 192) * (2 + 4));
+    assert_int_equal(plan.bytes[1][MEM_SLOTS], 0);
+}
+
+static void input_from_config(void **state) {
+    (void)state;
+    Config config;
+    config_defaults(&config);
+    config.dtype = DTYPE_BF16;
+    config.zero_stage = 2;
+    config.plan_params = 7e9;
+    config.device_memory = 80000000000;
+    PlanInput in = plan_input(&config, NULL, 8);
+    assert_true(in.n_params == 7000000000 && in.group == 8 && in.grad_dtype == DTYPE_FP32 && in.stage == 2);
+    config.grad_dtype = STATE_PARAM;
+    config.shard_group = 4;
+    in = plan_input(&config, &three_ranks, 8);
+    assert_true(in.n_params == 5000 && in.group == 4 && in.n_ranks == 8 && in.grad_dtype == DTYPE_BF16);
+    Plan plan;
+    plan_compute(&in, &plan);
+    assert_true(plan.textbook[3] == 16.0 * 5000 / 4);
+}
+
+static char *print_plan(const PlanInput *in) {
+    Plan plan;
+    char *text;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    plan_compute(in, &plan);
+    plan_print(in, &plan, file);
+    fclose(file);
+    return text;
+}
+
+static void assert_prints(const PlanInput *in, const char *const *parts) {
+    char *text = print_plan(in);
+    for (; *parts; parts++) {
+        if (!strstr(text, *parts)) {
+            print_error("the plan lacks \"%s\":\n%s\n", *parts, text);
+            fail_test();
+        }
+    }
+    free(text);
+}
+
+static void printed_table(void **state) {
+    (void)state;
+    PlanInput in = params_only(7e9, 8, DTYPE_BF16, DTYPE_BF16, OPTIMIZER_ADAMW);
+    in.device_memory = 30000000000;
+    assert_prints(&in, (const char *const[]){"N = 8", "Ψ = 7,000,000,000 parameters in bf16, gradients in bf16, AdamW",
+                                             "112.00 GB", "38.50 GB", "26.25 GB", "14.00 GB", "16Ψ ", "4Ψ + 12Ψ/N",
+                                             "2Ψ + 14Ψ/N", "16Ψ/N", "82.00 GB short", "plan with --model",
+                                             "cheapest change that fits: --zero 2 (26.25 GB)", NULL});
+    in.group = 4;
+    assert_prints(&in, (const char *const[]){"sharded over S = 4", "4Ψ + 12Ψ/S", NULL});
+    in = params_only(7e9, 8, DTYPE_FP32, DTYPE_FP32, OPTIMIZER_SGD);
+    assert_prints(&in, (const char *const[]){"12Ψ", "8Ψ + 4Ψ/N", "4Ψ + 8Ψ/N", "12Ψ/N", "SGD", NULL});
+    in = (PlanInput){
+        .layout = &three_ranks, .n_params = 5000, .n_ranks = 3, .group = 3, .choices = &as_given, .n_choices = 1};
+    assert_prints(&in, (const char *const[]){"slots", "activations", "workspace", "data", "total", "1000 B", NULL});
+}
+
+static void advice_is_the_cheapest_change(void **state) {
+    (void)state;
+    const PlanChoice choices[] = {
+        {NULL, 0, {[MEM_ACTIVATIONS] = 100000}},
+        {"--recompute selective", 0.05, {[MEM_ACTIVATIONS] = 60000}},
+        {"--recompute full", 0.33, {[MEM_ACTIVATIONS] = 10000}},
+    };
+    PlanInput in = {.layout = &three_ranks,
+                    .n_params = 5000,
+                    .n_ranks = 3,
+                    .group = 3,
+                    .dtype = DTYPE_BF16,
+                    .grad_dtype = DTYPE_BF16,
+                    .choices = choices,
+                    .n_choices = 3};
+    Plan plan;
+    plan_compute(&in, &plan);
+    // Totals under choices[0]: 198304, 156832, 149920, 150688 (stage 3 gathers into slots).
+    assert_ok(plan_check(&in, &plan));  // no limit
+    in.device_memory = plan.total[0];
+    assert_ok(plan_check(&in, &plan));
+    in.device_memory = plan.total[0] - 1;
+    assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 1 (156832 B)");
+    in.device_memory = plan.total[1] - 1;
+    assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 2");
+    in.device_memory = plan.total[2] - 1;
+    assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 1 --recompute selective");
+    in.device_memory = plan.total[1] - 80000;
+    assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 1 --recompute full");
+    in.device_memory = 1000;
+    assert_fails(plan_check(&in, &plan), "the least is 59920 B with --zero 2 --recompute full: take more ranks");
+    in.stage = 2;
+    in.n_choices = 1;
+    assert_fails(plan_check(&in, &plan), "nothing here needs less");
+}
+
+static void predicted_beside_measured(void **state) {
+    (void)state;
+    size_t predicted[MEM_CATEGORIES] = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}, measured[MEM_CATEGORIES];
+    memcpy(measured, predicted, sizeof measured);
+    char *text;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    assert_true(plan_print_measured(predicted, measured, file));
+    fflush(file);
+    assert_non_null(strstr(text, "1,234,667         1,234,667\n"));
+    measured[MEM_DATA] = 1100;
+    measured[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
+    assert_false(plan_print_measured(predicted, measured, file));
+    fclose(file);
+    assert_non_null(strstr(text, "1,233,567  -1,000\n"));
+    assert_non_null(strstr(text, "1,100  +1,000\n"));
+    free(text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(textbook),
+        cmocka_unit_test(exact_bytes),
+        cmocka_unit_test(one_block_has_one_slot),
+        cmocka_unit_test(input_from_config),
+        cmocka_unit_test(printed_table),
+        cmocka_unit_test(advice_is_the_cheapest_change),
+        cmocka_unit_test(predicted_beside_measured),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

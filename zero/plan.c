@@ -1,0 +1,289 @@
+#include "zero/plan.h"
+
+#include <string.h>
+
+// ---- arithmetic ----
+
+static size_t optimizer_bytes(const PlanInput *in) {
+    size_t moments = in->optimizer == OPTIMIZER_SGD ? 4 : 8;  // fp32: SGD keeps momentum, Adam m and v
+    return moments + (in->dtype == DTYPE_FP32 ? 0 : 4);  // and master weights, which fp32 parameters are themselves
+}
+
+PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks) {
+    return (PlanInput){
+        .layout = layout,
+        .n_params = layout ? layout->n_params : (int64_t)config->plan_params,
+        .n_ranks = n_ranks,
+        .group = config->shard_group > 0 ? config->shard_group : n_ranks,
+        .stage = config->zero_stage,
+        .dtype = config->dtype,
+        .grad_dtype = config->grad_dtype == STATE_FP32 ? DTYPE_FP32 : config->dtype,
+        .optimizer = config->optimizer,
+        .device_memory = config->device_memory,
+    };
+}
+
+// Model states and slots of one rank.
+static void add_states(const PlanInput *in, int stage, size_t bytes[MEM_CATEGORIES]) {
+    size_t full = (size_t)in->n_params, shard = (full + (size_t)in->group - 1) / (size_t)in->group;
+    if (in->layout) {
+        full = (size_t)in->layout->full_len;
+        shard = (size_t)in->layout->shard_len;
+    }
+    bytes[MEM_PARAMETERS] += (stage >= 3 ? shard : full) * dtype_bytes(in->dtype);
+    bytes[MEM_GRADIENTS] += (stage >= 2 ? shard : full) * dtype_bytes(in->grad_dtype);
+    bytes[MEM_OPTIMIZER] += (stage >= 1 ? shard : full) * optimizer_bytes(in);
+    if (!in->layout)
+        return;
+
+    // Two slots for blocks (one where there is only one) and one that the first and last unit share (zero/params.h).
+    int layers = in->layout->n_units - 2;
+    size_t slots = (size_t)(layers < 2 ? layers : 2) * (size_t)in->layout->max_block_len + (size_t)in->layout->ends_len;
+    if (stage == 3)
+        bytes[MEM_SLOTS] += slots * dtype_bytes(in->dtype);
+    // A gradient is formed in fp32: in place where that is what a rank keeps of all units, else in a slot
+    // (zero/grads.h).
+    if (stage >= 2 || in->grad_dtype != DTYPE_FP32)
+        bytes[MEM_SLOTS] += slots * sizeof(float);
+}
+
+static size_t add_all(const PlanInput *in, int stage, const PlanChoice *choice, size_t bytes[MEM_CATEGORIES]) {
+    memset(bytes, 0, MEM_CATEGORIES * sizeof *bytes);
+    if (choice)
+        memcpy(bytes, choice->bytes, sizeof choice->bytes);
+    bytes[MEM_STAGING] += in->staging_bytes;
+    add_states(in, stage, bytes);
+    size_t total = 0;
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        total += bytes[c];
+    return total;
+}
+
+void plan_compute(const PlanInput *in, Plan *plan) {
+    double psi = (double)in->n_params, shard = psi / in->group;
+    double p = (double)dtype_bytes(in->dtype), g = (double)dtype_bytes(in->grad_dtype), o = (double)optimizer_bytes(in);
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        plan->total[stage] = add_all(in, stage, in->n_choices ? &in->choices[0] : NULL, plan->bytes[stage]);
+        plan->textbook[stage] =
+            p * (stage >= 3 ? shard : psi) + g * (stage >= 2 ? shard : psi) + o * (stage >= 1 ? shard : psi);
+    }
+}
+
+// ---- what to change when it does not fit ----
+
+// About how much of a step's time a stage costs against stage 0: stage 2 reduces with every micro-batch, stage 3
+// gathers each unit twice and so sends half as much again.
+static const double stage_cost[PLAN_STAGES] = {0, 0, 0.01, 0.1};
+
+typedef struct Change {
+    int stage;
+    const PlanChoice *choice;
+    size_t total;
+} Change;
+
+// The cheapest change that fits in device_memory: false, and the smallest one, when none does.
+static bool find_change(const PlanInput *in, Change *found) {
+    bool fits = false;
+    for (int i = 0; i < (in->n_choices ? in->n_choices : 1); i++) {
+        const PlanChoice *choice = in->n_choices ? &in->choices[i] : NULL;
+        for (int stage = in->stage; stage < PLAN_STAGES; stage++) {
+            size_t bytes[MEM_CATEGORIES];
+            Change now = {stage, choice, add_all(in, stage, choice, bytes)};
+            double cost = stage_cost[stage] + (choice ? choice->cost : 0);
+            double best = stage_cost[found->stage] + (found->choice ? found->choice->cost : 0);
+            bool now_fits = now.total <= in->device_memory, first = i == 0 && stage == in->stage;
+            if (first || (now_fits && (!fits || cost < best)) || (!now_fits && !fits && now.total < found->total)) {
+                *found = now;
+                fits |= now_fits;
+            }
+        }
+    }
+    return fits;
+}
+
+// ---- text ----
+
+enum { TEXT_BYTES = 64, LABEL_WIDTH = 24, CELL_WIDTH = 18 };
+
+// Decimal units, as --device-memory 80G and the textbook count: "26.25 GB".
+static const char *decimal_bytes(double bytes, char text[TEXT_BYTES]) {
+    if (bytes >= 1e9)
+        snprintf(text, TEXT_BYTES, "%.2f GB", bytes / 1e9);
+    else if (bytes >= 1e6)
+        snprintf(text, TEXT_BYTES, "%.2f MB", bytes / 1e6);
+    else
+        snprintf(text, TEXT_BYTES, "%.0f B", bytes);
+    return text;
+}
+
+// 1234567 as "1,234,567".
+static const char *grouped(uint64_t x, char text[TEXT_BYTES]) {
+    char digits[32];
+    int n = snprintf(digits, sizeof digits, "%llu", (unsigned long long)x), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0)
+            text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
+}
+
+// Right-aligned; Ψ is two bytes and one column.
+static void print_cell(FILE *file, const char *text) {
+    int columns = 0;
+    for (const char *c = text; *c; c++)
+        columns += (*c & 0xc0) != 0x80;
+    fprintf(file, "%*s%s", columns < CELL_WIDTH ? CELL_WIDTH - columns : 1, "", text);
+}
+
+static void print_bytes_row(FILE *file, const char *label, const double bytes[PLAN_STAGES]) {
+    char text[TEXT_BYTES];
+    fprintf(file, "%-*s", LABEL_WIDTH, label);
+    for (int stage = 0; stage < PLAN_STAGES; stage++)
+        print_cell(file, decimal_bytes(bytes[stage], text));
+    fputc('\n', file);
+}
+
+// "4Ψ + 12Ψ/N" for what a rank keeps whole and what it shares; S instead of N under --shard-group.
+static const char *formula(const PlanInput *in, int stage, char text[TEXT_BYTES]) {
+    int p = (int)dtype_bytes(in->dtype), g = (int)dtype_bytes(in->grad_dtype), o = (int)optimizer_bytes(in);
+    int whole = (stage < 3 ? p : 0) + (stage < 2 ? g : 0) + (stage < 1 ? o : 0), shared = p + g + o - whole;
+    char over = in->group == in->n_ranks ? 'N' : 'S';
+    if (shared == 0)
+        snprintf(text, TEXT_BYTES, "%dΨ", whole);
+    else if (whole == 0)
+        snprintf(text, TEXT_BYTES, "%dΨ/%c", shared, over);
+    else
+        snprintf(text, TEXT_BYTES, "%dΨ + %dΨ/%c", whole, shared, over);
+    return text;
+}
+
+static void advice(const PlanInput *in, const Plan *plan, char *text, size_t text_bytes) {
+    char need[TEXT_BYTES], limit[TEXT_BYTES], less[TEXT_BYTES], stage[32] = "";
+    Change change = {0};
+    bool fits = find_change(in, &change);
+    const char *option = change.choice && change.choice->change ? change.choice->change : "";
+    if (change.stage != in->stage)
+        snprintf(stage, sizeof stage, "--zero %d%s", change.stage, *option ? " " : "");
+
+    int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and --device-memory is %s; ", in->stage,
+                        in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
+                        decimal_bytes((double)in->device_memory, limit));
+    text += used;
+    text_bytes -= (size_t)used;
+    decimal_bytes((double)change.total, less);
+    const char *more = "take more ranks, a smaller --micro-batch, --seq-len or model, or more memory";
+    if (fits)
+        snprintf(text, text_bytes, "the cheapest change that fits: %s%s (%s)", stage, option, less);
+    else if (*stage || *option)
+        snprintf(text, text_bytes, "the least is %s with %s%s: %s", less, stage, option, more);
+    else
+        snprintf(text, text_bytes, "nothing here needs less: %s", more);
+}
+
+static void print_heading(FILE *file, const PlanInput *in) {
+    static const char *const optimizers[] = {"AdamW", "Adam", "SGD"};
+    char text[TEXT_BYTES];
+    fprintf(file, "Memory of one rank of N = %d", in->n_ranks);
+    if (in->group != in->n_ranks)
+        fprintf(file, ", sharded over S = %d", in->group);
+    fprintf(file, ": Ψ = %s parameters in %s, gradients in %s, %s (GB = 10^9 bytes)\n",
+            grouped((uint64_t)in->n_params, text), dtype_name(in->dtype), dtype_name(in->grad_dtype),
+            optimizers[in->optimizer]);
+    fprintf(file, "%-*s", LABEL_WIDTH, "");
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        snprintf(text, sizeof text, "--zero %d", stage);
+        print_cell(file, text);
+    }
+    fputc('\n', file);
+}
+
+void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
+    static const MemoryCategory states[] = {MEM_PARAMETERS, MEM_GRADIENTS, MEM_OPTIMIZER};
+    static const MemoryCategory others[] = {MEM_SLOTS, MEM_ACTIVATIONS, MEM_WORKSPACE, MEM_STAGING, MEM_DATA};
+    enum { N_STATES = sizeof states / sizeof *states, N_OTHERS = sizeof others / sizeof *others };
+    double row[PLAN_STAGES], model_states[PLAN_STAGES] = {0};
+    char text[TEXT_BYTES];
+
+    print_heading(file, in);
+    for (int i = 0; i < N_STATES; i++) {
+        for (int stage = 0; stage < PLAN_STAGES; stage++)
+            model_states[stage] += row[stage] = (double)plan->bytes[stage][states[i]];
+        print_bytes_row(file, memory_category_names[states[i]], row);
+    }
+    print_bytes_row(file, "model states", model_states);
+    print_bytes_row(file, "  textbook", plan->textbook);
+    fprintf(file, "%-*s", LABEL_WIDTH, "");
+    for (int stage = 0; stage < PLAN_STAGES; stage++)
+        print_cell(file, formula(in, stage, text));
+    fputc('\n', file);
+
+    if (in->layout) {
+        for (int i = 0; i < N_OTHERS; i++) {
+            for (int stage = 0; stage < PLAN_STAGES; stage++)
+                row[stage] = (double)plan->bytes[stage][others[i]];
+            print_bytes_row(file, memory_category_names[others[i]], row);
+        }
+        for (int stage = 0; stage < PLAN_STAGES; stage++)
+            row[stage] = (double)plan->total[stage];
+        print_bytes_row(file, "total", row);
+    } else {
+        fprintf(file,
+                "Padding, slots, activations and workspace depend on the model: plan with --model to see them.\n");
+    }
+
+    if (in->device_memory > 0) {
+        char label[TEXT_BYTES + 16];
+        snprintf(label, sizeof label, "%s %s", in->layout ? "fits in" : "states fit in",
+                 decimal_bytes((double)in->device_memory, text));
+        fprintf(file, "%-*s", LABEL_WIDTH, label);
+        for (int stage = 0; stage < PLAN_STAGES; stage++) {
+            char cell[TEXT_BYTES + 8] = "yes";
+            if (plan->total[stage] > in->device_memory)
+                snprintf(cell, sizeof cell, "%s short",
+                         decimal_bytes((double)(plan->total[stage] - in->device_memory), text));
+            print_cell(file, cell);
+        }
+        fputc('\n', file);
+        if (plan->total[in->stage] > in->device_memory) {
+            char sentence[512];
+            advice(in, plan, sentence, sizeof sentence);
+            fprintf(file, "%s\n", sentence);
+        }
+    }
+}
+
+Status plan_check(const PlanInput *in, const Plan *plan) {
+    if (in->device_memory == 0 || plan->total[in->stage] <= in->device_memory)
+        return OK;
+    char sentence[512];
+    advice(in, plan, sentence, sizeof sentence);
+    return fail("the run does not fit: %s", sentence);
+}
+
+bool plan_print_measured(const size_t predicted[MEM_CATEGORIES], const size_t measured[MEM_CATEGORIES], FILE *file) {
+    size_t total_predicted = 0, total_measured = 0;
+    bool equal = true;
+    char text[TEXT_BYTES];
+    fprintf(file, "%-*s", LABEL_WIDTH, "memory, bytes");
+    print_cell(file, "predicted");
+    print_cell(file, "measured");
+    fputc('\n', file);
+    for (int c = 0; c <= MEM_CATEGORIES; c++) {  // and the total
+        bool last = c == MEM_CATEGORIES;
+        size_t p = last ? total_predicted : predicted[c], m = last ? total_measured : measured[c];
+        if (!last) {
+            total_predicted += p;
+            total_measured += m;
+            equal &= p == m;
+        }
+        fprintf(file, "%-*s", LABEL_WIDTH, last ? "total" : memory_category_names[c]);
+        print_cell(file, grouped(p, text));
+        print_cell(file, grouped(m, text));
+        if (p != m)
+            fprintf(file, "  %s%s", p < m ? "+" : "-", grouped(p < m ? m - p : p - m, text));
+        fputc('\n', file);
+    }
+    return equal;
+}

@@ -1,0 +1,64 @@
+// plan: the bytes one rank needs, by category, for every ZeRO stage, from arithmetic alone.
+//
+// The same numbers serve three readers: `--plan` prints them for all four stages without allocating anything; a run
+// stops before its first step when its stage does not fit in --device-memory; and a run prints them beside what
+// device_alloc counted, where they must agree to the byte.
+//
+// Model states follow Rajbhandari et al. 2020 (ZeRO, section 5): with P, G and O bytes a parameter for the parameters,
+// the gradients and the optimizer, stages 0-3 need (P+G+O)Ψ, (P+G)Ψ + OΨ/N, PΨ + (G+O)Ψ/N and (P+G+O)Ψ/N. In bf16 or
+// fp16 with --grad-dtype param and Adam these are the textbook's 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N. What we allocate
+// is more by the padding of the layout and the slots, and the table shows both.
+#ifndef ZERO_PLAN_H
+#define ZERO_PLAN_H
+
+#include <stdio.h>
+
+#include "llm/config.h"
+#include "zero/layout.h"
+
+enum { PLAN_STAGES = 4 };
+
+// What model_plan asks for under the options as given, or under other ones that may need less.
+typedef struct PlanChoice {
+    const char *change;            // how a user asks for it: "--recompute selective"; NULL: the options as given
+    double cost;                   // about how much of a step's time it costs: selective 0.05, full 0.33
+    size_t bytes[MEM_CATEGORIES];  // activations, workspace, data
+} PlanChoice;
+
+typedef struct PlanInput {
+    const Layout *layout;  // NULL (--params): model states alone, from n_params
+    int64_t n_params;      // Ψ
+    int n_ranks;           // N
+    int group;             // S, ranks that share one copy; N without --shard-group
+    int stage;             // of the run
+    Dtype dtype;           // parameters
+    Dtype grad_dtype;      // gradients that a rank keeps
+    Optimizer optimizer;
+    size_t staging_bytes;       // buffers of collectives and checkpoints; 0 for one rank
+    size_t device_memory;       // the most a rank may use; 0: no limit
+    const PlanChoice *choices;  // choices[0]: the options as given. None (n_choices 0) with layout NULL
+    int n_choices;
+} PlanInput;
+
+typedef struct Plan {
+    size_t bytes[PLAN_STAGES][MEM_CATEGORIES];  // under choices[0]
+    size_t total[PLAN_STAGES];
+    double textbook[PLAN_STAGES];  // model states by the formulas above
+} Plan;
+
+// The fields that follow from a resolved config: everything but staging_bytes and choices. layout NULL: --params.
+PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks);
+
+void plan_compute(const PlanInput *input, Plan *plan);
+
+// The table: a column a stage, a row a category; formulas, what fits, and the cheapest change that fits if the run does
+// not.
+void plan_print(const PlanInput *input, const Plan *plan, FILE *file);
+
+// Fails when the run's stage needs more than device_memory, with what is short and the cheapest change that fits.
+Status plan_check(const PlanInput *input, const Plan *plan);
+
+// Predicted beside measured (device_peak_bytes), to the byte. Returns whether they are equal.
+bool plan_print_measured(const size_t predicted[MEM_CATEGORIES], const size_t measured[MEM_CATEGORIES], FILE *file);
+
+#endif
