@@ -165,11 +165,8 @@ SIMD void load_queries(bool pairs, const AttentionJob *job, const AttentionTiles
     load_down(pairs, t->dout_down, t->dout_rows, ld, padded);
     for (int r = 0; r < rows; r++, at += stride) {
         f32x16 sum = v_zero();
-        int c = 0;
-        for (; c + 16 <= hd; c += 16)
-            sum = v_fma(v_load(job->dt, job->dout, at + c), v_load(job->dt, job->out, at + c), sum);
-        if (c < hd)
-            sum = v_fma(v_load_n(job->dt, job->dout, at + c, hd - c), v_load_n(job->dt, job->out, at + c, hd - c), sum);
+        for (int c = 0; c < hd; c += 16)
+            sum = v_fma(load_part(job->dt, job->dout, at, c, hd), load_part(job->dt, job->out, at, c, hd), sum);
         t->delta[r] = v_sum(sum);
         t->lse2[r] = job->lse[lse_at(s, b, q0 + r, h)] * LOG2E;
     }
@@ -306,42 +303,45 @@ SIMD void backward_key_tile(bool pairs, const AttentionJob *job, const Attention
 
 // ---- decode ----
 
-// The same online softmax for one query, tile by tile of the caches; fp32 throughout, no products worth packing for.
+// The same online softmax for one query, BLOCK_K positions of the caches at a time; fp32 throughout.
 static void decode(const AttentionJob *job, const AttentionTiles *t, int h) {
     const AttentionShape *s = &job->shape;
-    int hd = s->head_dim, ld = round_up(hd, 16), kv = h / (s->heads / s->kv_heads);
-    int64_t cache = (int64_t)kv * job->max_positions * hd;
-    float *q = (float *)t->q_rows, *row = (float *)t->k_rows, scale2 = score_scale(s) * LOG2E, max = -INFINITY, sum = 0.0f;
-    load_rows(false, job->dt, t->q_rows, ld, job->qkv, (int64_t)h * hd, 0, hd, 1, 1);
-    memset(t->out, 0, sizeof(float) * (size_t)ld);
+    Dtype dt = job->dt;
+    int hd = s->head_dim;
+    float *q = (float *)t->q_rows, *out = t->out, *p = t->scores;
+    float scale2 = score_scale(s) * LOG2E, max = -INFINITY, sum = 0.0f;
+    for (int c = 0; c < hd; c += 16) {
+        v_store_fp32(q + c, load_part(dt, job->qkv, (int64_t)h * hd, c, hd));
+        v_store_fp32(out + c, v_zero());
+    }
     for (int k0 = 0; k0 <= job->position; k0 += BLOCK_K) {
         int keys = min_int(BLOCK_K, job->position + 1 - k0);
-        int64_t at = cache + (int64_t)k0 * hd;
-        load_rows(false, job->dt, t->k_rows, ld, job->k_cache, at, hd, hd, keys, keys);
-        load_rows(false, job->dt, t->v_rows, ld, job->v_cache, at, hd, hd, keys, keys);
+        int64_t at = ((int64_t)(h / (s->heads / s->kv_heads)) * job->max_positions + k0) * hd;
         float old = max;
-        for (int k = 0; k < BLOCK_K; k++) {
+        for (int k = 0; k < keys; k++) {
             f32x16 dot = v_zero();
-            for (int c = 0; c < ld && k < keys; c += 16)
-                dot = v_fma(v_load_fp32(q + c), v_load_fp32(row + k * ld + c), dot);
-            t->scores[k] = k < keys ? v_sum(dot) : -INFINITY;
-            max = t->scores[k] > max ? t->scores[k] : max;
+            for (int c = 0; c < hd; c += 16)
+                dot = v_fma(v_load_fp32(q + c), load_part(dt, job->k_cache, at + (int64_t)k * hd, c, hd), dot);
+            p[k] = v_sum(dot);
+            max = p[k] > max ? p[k] : max;
         }
+        for (int k = keys; k < BLOCK_K; k++)
+            p[k] = -INFINITY;
+        for (int k = 0; k < BLOCK_K; k += LANES)
+            vec_store(p + k, vec_exp2(vec_fma(vec_load(p + k), vec_set(scale2), vec_set(-max * scale2))));
         float decay = vec_exp2(vec_set((old - max) * scale2))[0];
         sum *= decay;
-        for (int k = 0; k < BLOCK_K; k += LANES)
-            vec_store(t->scores + k, vec_exp2(vec_fma(vec_load(t->scores + k), vec_set(scale2), vec_set(-max * scale2))));
-        for (int c = 0; c < ld; c += 16) {
-            f32x16 o = v_load_fp32(t->out + c) * v_set(decay);
-            for (int k = 0; k < keys; k++)
-                o = v_fma(v_set(t->scores[k]), v_load_fp32((float *)t->v_rows + k * ld + c), o);
-            v_store_fp32(t->out + c, o);
-        }
         for (int k = 0; k < keys; k++)
-            sum += t->scores[k];
+            sum += p[k];
+        for (int c = 0; c < hd; c += 16) {
+            f32x16 o = v_load_fp32(out + c) * v_set(decay);
+            for (int k = 0; k < keys; k++)
+                o = v_fma(v_set(p[k]), load_part(dt, job->v_cache, at + (int64_t)k * hd, c, hd), o);
+            v_store_fp32(out + c, o);
+        }
     }
     float factor = 1.0f / sum;
-    store_result(job->dt, job->out, (int64_t)h * hd, 0, t->out, ld, hd, &factor, 1);
+    store_result(dt, job->out, (int64_t)h * hd, 0, out, round_up(hd, 16), hd, &factor, 1);
 }
 
 // ---- the table: each kernel for fp32 words and for pairs ----
