@@ -41,6 +41,7 @@ typedef struct Run {
     Loader *loader;
     Vocab *vocab;
     char data[256];           // the training data's fingerprint
+    char environment[256];    // what the same bits depend on besides the config
     RunLog *log;
     double *loss_sums;        // (grad_accum) host memory: Σ of the rows' losses of each micro-batch
     float *logits;            // (V) host memory, for sampling
@@ -241,6 +242,10 @@ done:
     return status;
 }
 
+static CheckpointRun checkpoint_run(const Run *r) {
+    return (CheckpointRun){.config = &r->config, .data = r->data, .environment = r->environment};
+}
+
 // A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
 static Status save(Run *r, bool *saved) {
     *saved = false;
@@ -253,7 +258,8 @@ static Status save(Run *r, bool *saved) {
     cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
     log_event(r->log, "checkpoint", fields);  // before the length is taken: the line belongs to the checkpoint
     r->state.log_bytes = log_bytes(r->log);
-    Status status = checkpoint_save(r->config.out, &r->config, r->data, &r->layout, r->comm, &r->view.view, &r->state);
+    CheckpointRun run = checkpoint_run(r);
+    Status status = checkpoint_save(r->config.out, &run, &r->layout, r->comm, &r->view.view, &r->state);
     if (status != OK) {
         log_line(r->log, "checkpoint of step %lld FAILED: %s", (long long)r->state.step, status_message());
         status_clear();
@@ -398,7 +404,8 @@ static Status open_model(Run *r) {
 // Start anew, or from a checkpoint.
 static Status open_state(Run *r) {
     const Config *c = &r->config;
-    char path[4096] = "";
+    char path[4096] = "", notes[2048] = "";
+    snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
     if (strcmp(c->resume, "auto") == 0) {
         if (c->out)
             TRY(checkpoint_newest(c->out, path, sizeof path));
@@ -409,7 +416,8 @@ static Status open_state(Run *r) {
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
                                      c->loss_scale > 0 ? c->loss_scale : c->dtype == DTYPE_FP16 ? 0 : 1);
     if (path[0]) {
-        TRY(checkpoint_load(path, c, r->data, &r->layout, r->comm, &r->view.view, &r->state));
+        CheckpointRun run = checkpoint_run(r);
+        TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
         r->last_saved = r->state.step;
     } else {
@@ -417,7 +425,7 @@ static Status open_state(Run *r) {
     }
     TRY(log_open(c->out, r->state.log_bytes, r->rank, &r->log));
     if (path[0])
-        log_line(r->log, "resumed from %s at step %lld", path, (long long)r->state.step);
+        log_line(r->log, "resumed from %s at step %lld%s%s", path, (long long)r->state.step, notes[0] ? "\n" : "", notes);
     LoaderOptions loader = {.shards = r->train, .seed = c->seed, .shuffle = true, .batch = c->micro_batch,
                             .first_sample = r->state.samples + (int64_t)c->micro_batch * r->rank,
                             .stride = (int64_t)c->micro_batch * r->n_ranks, .depth = 2};
