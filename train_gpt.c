@@ -47,6 +47,7 @@ typedef struct Run {
     float *logits;            // (V) host memory, for sampling
     void *sampler_scratch;
     double peak_flops;        // of this rank's device, measured; NAN if it was not
+    int64_t end;              // the step after which this run ends: --stop-at, or --steps
     int64_t last_saved;       // step of the last checkpoint; -1: none
 } Run;
 
@@ -124,7 +125,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     r->state.samples += c->global_batch;
 
     report->step = r->state.step;
-    report->steps = c->stop_at;
+    report->steps = r->end;
     report->skipped = r->state.skipped;
     report->tokens = r->state.step * c->global_batch * c->seq_len;
     report->seconds = now() - start;
@@ -291,7 +292,7 @@ static Status report_evaluation(Run *r) {
 static Status train(Run *r) {
     const Config *c = &r->config;
     bool saved = false;
-    while (r->state.step < c->stop_at) {
+    while (r->state.step < r->end) {
         StepReport report;
         RunRequest request = REQUEST_NONE;
         TRY(train_step(r, &report, &request));
@@ -300,7 +301,7 @@ static Status train(Run *r) {
             TRY(save(r, &saved));
             return saved || !c->out ? INTERRUPTED : fail("stopped on request, but the last step could not be saved");
         }
-        bool last = r->state.step == c->stop_at;
+        bool last = r->state.step == r->end;
         if (every(c->log_every, r->state.step) || last || !report.result.finite)
             log_step(r->log, &report, r->device, true);
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
@@ -413,6 +414,7 @@ static Status open_state(Run *r) {
         snprintf(path, sizeof path, "%s", c->resume);
     }
     r->last_saved = -1;
+    r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
                                      c->loss_scale > 0 ? c->loss_scale : c->dtype == DTYPE_FP16 ? 0 : 1);
     if (path[0]) {
