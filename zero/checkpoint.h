@@ -21,6 +21,7 @@ typedef struct CheckpointRun {
     const Config *config;
     const char *data;         // fingerprint of the training data (shards_fingerprint)
     const char *environment;  // device model, threads a rank, library versions: what the same bits depend on
+    int reduce_group;         // G, ranks whose gradients are added first; bits depend on it, and on N
 } CheckpointRun;
 
 // Save to out/step_%08lld. Collective. On failure the previous checkpoint is untouched, the partial directory is removed, and

@@ -35,7 +35,7 @@ static Status begin(Save *save) {
     return durable_make_dir(path);
 }
 
-static Status describe(Save *save, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
+static Status describe(Save *save, const CheckpointRun *run, const Layout *layout, const StateView *view,
                        const RunState *state) {
     Manifest *manifest = &save->manifest;
     UnitSpec *units = calloc((size_t)layout->n_units, sizeof *units);
@@ -43,12 +43,12 @@ static Status describe(Save *save, const CheckpointRun *run, const Layout *layou
         return fail("no memory for %d units", layout->n_units);
     for (int u = 0; u < layout->n_units; u++)
         units[u] = layout->units[u].spec;
-    Status status = layout_from_units(units, layout->n_units, layout->tied, layout->n_ranks, layout->group, layout->rank,
-                                      &manifest->layout);
+    Status status = layout_from_units(units, layout->n_units, layout->tied, layout->n_ranks, layout->group,
+                                      layout->rank, &manifest->layout);
     free(units);
     TRY(status);
     manifest->run = *state;
-    manifest->ranks_per_host = comm_local_size(comm);
+    manifest->reduce_group = run->reduce_group;
     manifest->zero_stage = run->config->zero_stage;
     manifest->dtype = run->config->dtype;
     manifest->config = config_to_json(run->config);
@@ -59,7 +59,8 @@ static Status describe(Save *save, const CheckpointRun *run, const Layout *layou
     return manifest_tables(manifest, view->has);
 }
 
-// What rank 0 must know of each rank's file: size, hash, a hash of the places of its datasets, and the hashes of its pieces.
+// What rank 0 must know of each rank's file: size, hash, a hash of the places of its datasets, and the hashes of its
+// pieces.
 enum { REPORT_BYTES, REPORT_HASH, REPORT_PLACES, REPORT_PIECES };
 
 static Status collect(Manifest *manifest, Comm *comm) {
@@ -82,8 +83,9 @@ static Status collect(Manifest *manifest, Comm *comm) {
             file->hash = report[REPORT_HASH];
             memcpy(file->pieces, report + REPORT_PIECES, (size_t)manifest->n_pieces * sizeof *report);
             if (report[REPORT_PLACES] != places)
-                status = fail("HDF5 of rank %d places datasets differently than that of rank 0: give all hosts the same version",
-                              f);
+                status = fail(
+                    "HDF5 of rank %d places datasets differently than that of rank 0: give all hosts the same version",
+                    f);
         }
     }
     free(report);
@@ -106,7 +108,7 @@ static Status commit(Save *save) {
 static Status save_collectively(Save *save, const CheckpointRun *run, const Layout *layout, Comm *comm,
                                 const StateView *view, const RunState *state) {
     int rank = comm_rank(comm);
-    Status status = describe(save, run, layout, comm, view, state);
+    Status status = describe(save, run, layout, view, state);
     if (status == OK && rank == 0)
         status = begin(save);
     TRY(agree(comm, "checkpoint start", status));
@@ -118,8 +120,8 @@ static Status save_collectively(Save *save, const CheckpointRun *run, const Layo
     return agree(comm, "checkpoint commit", rank == 0 ? commit(save) : OK);
 }
 
-Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
-                       const RunState *state) {
+Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm,
+                       const StateView *view, const RunState *state) {
     Save *save = calloc(1, sizeof *save);
     if (!save)
         return fail("no memory to save a checkpoint");
@@ -130,7 +132,8 @@ Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *
         status = save_collectively(save, run, layout, comm, view, state);
     if (status != OK) {
         if (comm_rank(comm) == 0)
-            durable_remove_tree(save->partial);  // best effort: it has no final name, and the first error is the one to report
+            durable_remove_tree(
+                save->partial);  // best effort: it has no final name, and the first error is the one to report
         status = fail_context(status, "cannot save %s (earlier checkpoints are untouched)", save->final);
     }
     manifest_free(&save->manifest);

@@ -8,7 +8,7 @@
 //   { "format": "zero.c checkpoint", "version": 1, "uuid": …,
 //     "run":    step, updates, samples, skips, length of the log, loss scaler
 //     "config": the run's options, "data": fingerprint of the shards, "environment": device, threads, libraries,
-//     "ranks", "shard_group", "ranks_per_host", "zero_stage", "dtype", "tied", "kinds": ["master", "m", "v"],
+//     "ranks", "shard_group", "reduce_group", "zero_stage", "dtype", "tied", "kinds": ["master", "m", "v"],
 //     "units":  [{"len", "tensors": [{"name", "shape", "offset"}]}],
 //     "datasets": [{"unit", "kind", "offset"}],              the same in every rank file, ascending offset
 //     "files":  [{"name", "bytes", "hash", "pieces": [[hash, …], …]}],      pieces: one list a dataset
@@ -55,7 +55,7 @@ typedef struct RankFile {
 typedef struct Manifest {
     char uuid[UUID_BYTES];   // 32 hexadecimal digits, new for every save
     Layout layout;           // how the state was cut: N ranks, S rank files
-    int ranks_per_host;
+    int reduce_group;        // G, ranks whose gradients are added first: it decides the bits of a sum
     int zero_stage;
     Dtype dtype;
     RunState run;
