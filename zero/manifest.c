@@ -165,7 +165,7 @@ static cJSON *manifest_json(const Manifest *manifest) {
     add_text(json, "environment", manifest->environment);
     add_int(json, "ranks", layout->n_ranks);
     add_int(json, "shard_group", layout->group);
-    add_int(json, "ranks_per_host", manifest->ranks_per_host);
+    add_int(json, "reduce_group", manifest->reduce_group);
     add_int(json, "zero_stage", manifest->zero_stage);
     add_text(json, "dtype", dtype_name(manifest->dtype));
     add(json, "tied", cJSON_CreateBool(layout->tied));

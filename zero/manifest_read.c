@@ -210,7 +210,8 @@ static Status read_datasets(const cJSON *json, Manifest *manifest) {
     int n_kinds = 0;
     for (kind = 0; kind < STATE_KINDS; kind++)
         n_kinds += has[kind];
-    TRY(get_list(json, "datasets", (int64_t)layout->n_units * n_kinds, (int64_t)layout->n_units * n_kinds, &list, &len));
+    TRY(get_list(json, "datasets", (int64_t)layout->n_units * n_kinds, (int64_t)layout->n_units * n_kinds, &list,
+                 &len));
     manifest->datasets = calloc((size_t)len, sizeof *manifest->datasets);
     bool *seen = calloc((size_t)layout->n_units * STATE_KINDS, sizeof *seen);
     Status status = manifest->datasets && seen ? OK : fail("no memory for %d datasets", len);
@@ -311,7 +312,7 @@ static Status read_manifest(cJSON *json, Manifest *manifest) {
     manifest->environment = strdup(text);
     if (!manifest->data || !manifest->environment)
         return fail("no memory for the manifest's texts");
-    TRY(get_int32(json, "ranks_per_host", 1, INT32_MAX, &manifest->ranks_per_host));
+    TRY(get_int32(json, "reduce_group", 1, INT32_MAX, &manifest->reduce_group));
     TRY(get_int32(json, "zero_stage", 0, 3, &manifest->zero_stage));
     TRY(read_dtype(json, &manifest->dtype));
     TRY(get(json, "config", cJSON_Object, &config));
