@@ -107,5 +107,5 @@ texts = [event["text"] for event in map(json.loads, open(sys.argv[1])) if event[
 print("It writes:\n\n" + texts[-1].strip() + "\n" if texts else "It wrote no sample.")
 EOF
 "$PYTHON" scripts/plot.py $RUN/log.jsonl --out $RUN/loss.png
-echo "Validation loss $(value val_loss eval $RUN/log.jsonl) after $(value step end $RUN/log.jsonl) steps."
+printf 'Validation loss %.4f after %d steps.\n' "$(value val_loss eval $RUN/log.jsonl)" "$(value step end $RUN/log.jsonl)"
 echo "Log: $RUN/log.jsonl  Plot: $RUN/loss.png"
