@@ -80,7 +80,7 @@ class PrepareTest(unittest.TestCase):
         arguments = [str(a) for a in arguments]
         if "--out" not in arguments:
             arguments += ["--out", self.out]
-        done = subprocess.run([sys.executable, PREPARE, *arguments], input=stdin, capture_output=True, timeout=60, **options)
+        done = subprocess.run([sys.executable, PREPARE, *arguments], input=stdin, capture_output=True, timeout=300, **options)
         self.assertEqual(done.returncode, expect, done.stderr.decode())
         self.assertNotIn(b"Traceback", done.stderr)
         return done.stdout.decode(), done.stderr.decode()
@@ -379,12 +379,12 @@ class PrepareTest(unittest.TestCase):
                                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
             process.stdin.write(make_text(500000).encode())  # and the end never comes
             process.stdin.flush()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while not (os.path.isdir(self.out) and os.listdir(self.out)):
                 self.assertLess(time.monotonic(), deadline, "no shard was begun")
                 time.sleep(0.02)
             process.send_signal(number)
-            self.assertEqual(process.wait(20), 128 + number)
+            self.assertEqual(process.wait(120), 128 + number)
             process.stdin.close()
             self.assertNotIn(b"Traceback", process.stderr.read())
             process.stderr.close()
@@ -406,7 +406,7 @@ class PrepareTest(unittest.TestCase):
         except OSError:
             pass  # Linux: the other end was closed
         os.close(master)
-        self.assertEqual(process.wait(20), 0)
+        self.assertEqual(process.wait(120), 0)
         self.assertTrue(seen.endswith(b"\r\x1b[K"), "the bar is gone at the end")
 
 
