@@ -1,16 +1,7 @@
 // The CPU's table of operations: checks nothing, cuts the work over threads, and calls the kernels for this machine.
-#include <stdlib.h>
-#include <string.h>
-
-#include "llm/cpu/kernels.h"
-#if __has_include("llm/cpu/linear.h")
-#include "llm/cpu/linear.h"
-#define HAVE_LINEAR
-#endif
-#if __has_include("llm/cpu/attention.h")
 #include "llm/cpu/attention.h"
-#define HAVE_ATTENTION
-#endif
+#include "llm/cpu/kernels.h"
+#include "llm/cpu/linear.h"
 
 // Run a kernel over [0, len), cut at multiples of `align`, on the stream's threads. Below SMALL bytes a parallel region
 // costs more than it saves.
@@ -54,7 +45,8 @@ static void rope(Stream *stream, Dtype dt, void *qkv, RopeTable table, Attention
     if (!cpu_compute(stream))
         return;
     const Rope a = {dt, qkv, table, shape, first_position, inverse};
-    const int64_t rows = (int64_t)shape.batch * shape.seq_len, width = (int64_t)(shape.heads + shape.kv_heads) * shape.head_dim;
+    const int64_t rows = (int64_t)shape.batch * shape.seq_len;
+    const int64_t width = (int64_t)(shape.heads + shape.kv_heads) * shape.head_dim;
     run(stream, CPU_PICK(embedding_kernels)->rope, &a, rows, 1, rows * width * (int64_t)dtype_bytes(dt));
 }
 
@@ -207,23 +199,19 @@ static void adamw(Stream *stream, const AdamwArgs *args) {
 
 const Ops cpu_ops = {
     .name = "cpu",
-#ifdef HAVE_LINEAR
     .linear_forward = cpu_linear_forward,
     .linear_backward_input = cpu_linear_backward_input,
     .linear_backward_weight = cpu_linear_backward_weight,
     .linear_scratch = cpu_linear_scratch,
-#endif
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .norm_forward = norm_forward,
     .norm_backward = norm_backward,
     .norm_scratch = norm_scratch,
-#ifdef HAVE_ATTENTION
     .attention_forward = cpu_attention_forward,
     .attention_backward = cpu_attention_backward,
     .attention_scratch = cpu_attention_scratch,
     .attention_decode = cpu_attention_decode,
-#endif
     .rope = rope,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
