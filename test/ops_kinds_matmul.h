@@ -26,14 +26,14 @@ static void linear_forward_call(const Call *c) {
         place(c, c->v[L_Y], residual, r->n[0] * r->n[3], c->dt);
         residual = c->v[L_Y];
     }
-    c->ops->linear_forward(c->stream, c->dt, c->v[L_Y], linear_y_dtype(r, c->dt), r->n[3], c->v[L_X], c->v[L_W], c->v[L_BIAS],
-                           residual, r->n[0], r->n[1], r->n[2]);
+    c->ops->linear_forward(c->stream, c->dt, c->v[L_Y], linear_y_dtype(r, c->dt), r->n[3], c->v[L_X], c->v[L_W],
+                           c->v[L_BIAS], residual, r->n[0], r->n[1], r->n[2]);
 }
 static void linear_backward_call(const Call *c) {
     const int64_t *n = c->row->n;
     c->ops->linear_backward_input(c->stream, c->dt, c->d[L_X], c->d[L_Y], n[3], c->v[L_W], n[0], n[1], n[2]);
-    c->ops->linear_backward_weight(c->stream, c->dt, c->d[L_W], c->d[L_BIAS], c->d[L_Y], n[3], c->v[L_X], n[0], n[1], n[2],
-                                   c->accumulate);
+    c->ops->linear_backward_weight(c->stream, c->dt, c->d[L_W], c->d[L_BIAS], c->d[L_Y], n[3], c->v[L_X], n[0], n[1],
+                                   n[2], c->accumulate);
 }
 static void linear_forward_reference(const Row *r, double **v) {
     int64_t in = r->n[1], out = r->n[2];
@@ -59,15 +59,25 @@ static void linear_backward_reference(const Row *r, double **v, double **d) {
         }
 }
 static size_t linear_scratch_bytes(Device *device, Dtype dt, const Row *r) {
-    return device_ops(device)->linear_scratch(device, dt, linear_y_dtype(r, dt), r->n[3], r->n[0], r->n[1], r->n[2], true);
+    return device_ops(device)->linear_scratch(device, dt, linear_y_dtype(r, dt), r->n[3], r->n[0], r->n[1], r->n[2],
+                                              true);
 }
 static double linear_flops(const Row *r) {
     return 2.0 * (double)r->n[0] * (double)r->n[1] * (double)r->n[2];
 }
-static const Kind linear = {
-    "linear", "rows in out ld", linear_tensors, linear_forward_call, linear_backward_call, linear_forward_reference,
-    linear_backward_reference, linear_scratch_bytes, linear_flops, .backward_flops = 2, .tolerance = 5e-6,
-    .why = "fp32 sums in any order", .threads_matter = true};
+static const Kind linear = {"linear",
+                            "rows in out ld",
+                            linear_tensors,
+                            linear_forward_call,
+                            linear_backward_call,
+                            linear_forward_reference,
+                            linear_backward_reference,
+                            linear_scratch_bytes,
+                            linear_flops,
+                            .backward_flops = 2,
+                            .tolerance = 5e-6,
+                            .why = "fp32 sums in any order",
+                            .threads_matter = true};
 
 // ---- attention: B, T, heads, kv_heads, head_dim ----
 enum { T_QKV, T_OUT, T_LSE, T_K, T_V };
@@ -162,12 +172,22 @@ static size_t attention_scratch_bytes(Device *device, Dtype dt, const Row *r) {
 static double attention_flops(const Row *r) {  // of the causal half
     return 2.0 * (double)r->n[0] * (double)r->n[2] * (double)r->n[1] * (double)(r->n[1] + 1) * (double)r->n[4];
 }
-static const Kind attention = {
-    "attention", "B T heads kv_heads head_dim", attention_tensors, attention_forward_call, attention_backward_call,
-    attention_forward_reference, attention_backward_reference, attention_scratch_bytes, attention_flops, .backward_flops = 2.5,
-    .tolerance = 1e-5, .roundings_16 = 8, .why = "softmax over a row; backward reads the rounded output"};
+static const Kind attention = {"attention",
+                               "B T heads kv_heads head_dim",
+                               attention_tensors,
+                               attention_forward_call,
+                               attention_backward_call,
+                               attention_forward_reference,
+                               attention_backward_reference,
+                               attention_scratch_bytes,
+                               attention_flops,
+                               .backward_flops = 2.5,
+                               .tolerance = 1e-5,
+                               .roundings_16 = 8,
+                               .why = "softmax over a row; backward reads the rounded output"};
 
-// ---- decoding, a token at a time, must equal attention over the sequence: 1, T, heads, kv_heads, head_dim, positions ----
+// ---- decoding, a token at a time, must equal attention over the sequence: 1, T, heads, kv_heads, head_dim, positions
+// ----
 static void decode_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
     t[T_QKV] = (Tensor){"qkv", IN, dt, r->n[1], qkv_width(r), .low = -2, .high = 2};
     t[T_OUT] = (Tensor){"out", OUT, dt, r->n[1], r->n[2] * r->n[4]};
@@ -179,12 +199,20 @@ static void decode_call(const Call *c) {
     AttentionShape shape = attention_shape(r);
     shape.seq_len = 1;
     for (int64_t t = 0; t < r->n[1]; t++)
-        c->ops->attention_decode(c->stream, c->dt, (char *)c->v[T_OUT] + t * r->n[2] * r->n[4] * (int64_t)dtype_bytes(c->dt),
-                                 c->v[T_K], c->v[T_V], (char *)c->v[T_QKV] + t * qkv_width(r) * (int64_t)dtype_bytes(c->dt),
-                                 shape, (int)t, (int)r->n[5]);
+        c->ops->attention_decode(c->stream, c->dt,
+                                 (char *)c->v[T_OUT] + t * r->n[2] * r->n[4] * (int64_t)dtype_bytes(c->dt), c->v[T_K],
+                                 c->v[T_V], (char *)c->v[T_QKV] + t * qkv_width(r) * (int64_t)dtype_bytes(c->dt), shape,
+                                 (int)t, (int)r->n[5]);
 }
-static const Kind decode = {
-    "attention decode", "B T heads kv_heads head_dim positions", decode_tensors, decode_call, NULL, attention_forward_reference,
-    NULL, attention_scratch_bytes, .tolerance = 1e-5, .why = "softmax over a row"};
+static const Kind decode = {"attention decode",
+                            "B T heads kv_heads head_dim positions",
+                            decode_tensors,
+                            decode_call,
+                            NULL,
+                            attention_forward_reference,
+                            NULL,
+                            attention_scratch_bytes,
+                            .tolerance = 1e-5,
+                            .why = "softmax over a row"};
 
 #endif

@@ -134,7 +134,10 @@ typedef struct Image {
 } Image;
 
 static Image image_make(const Tensor *t, bool gradient, Device *device) {
-    Image m = {.type = gradient ? t->grad_type : t->type, .rows = t->rows, .cols = t->cols, .ld = gradient ? t->grad_ld : t->ld,
+    Image m = {.type = gradient ? t->grad_type : t->type,
+               .rows = t->rows,
+               .cols = t->cols,
+               .ld = gradient ? t->grad_ld : t->ld,
                .host = t->host};
     m.bytes = (size_t)(m.rows * m.ld + GUARD) * type_bytes(m.type);
     assert_ok(device_host_alloc(device, t->name, m.bytes, (void **)&m.staging));
@@ -168,7 +171,8 @@ typedef struct Run {
 } Run;
 
 static Run run_make(const Case *c, Machine machine) {
-    Run r = {.machine = machine, .call = {.row = c->row, .ops = device_ops(machine.device), .stream = machine.stream, .dt = c->dt}};
+    Run r = {.machine = machine,
+             .call = {.row = c->row, .ops = device_ops(machine.device), .stream = machine.stream, .dt = c->dt}};
     if (c->row->kind->scratch)
         assert_ok(device_reserve_scratch(machine.device, c->row->kind->scratch(machine.device, c->dt, c->row)));
     for (int k = 0; k < TENSORS; k++) {

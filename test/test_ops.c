@@ -1,5 +1,6 @@
-// test_ops: one table of operations drives all checks of llm/ops.h, on any device: against references in double precision,
-// the references against finite differences, gradients accumulated twice, bits against the number of threads, and timing.
+// test_ops: one table of operations drives all checks of llm/ops.h, on any device: against references in double
+// precision, the references against finite differences, gradients accumulated twice, bits against the number of
+// threads, and timing.
 //
 //     test_ops                  check every row, then again with lower instruction sets (ZERO_ISA)
 //     test_ops [--threads N] --time [NAME]    time the TIMED rows (of the kinds whose name contains NAME)
@@ -98,7 +99,8 @@ enum { N_ROWS = sizeof rows / sizeof rows[0] };
 static int faults;
 static void fault(const Case *c, const char *what, const char *tensor, double found, double allowed) {
     faults++;
-    print_error("  %s: %s of %s is %.3g, allowed %.3g (%s)\n", dtype_name(c->dt), what, tensor, found, allowed, c->row->kind->why);
+    print_error("  %s: %s of %s is %.3g, allowed %.3g (%s)\n", dtype_name(c->dt), what, tensor, found, allowed,
+                c->row->kind->why);
 }
 
 // The largest |a-b| / (|b| + rms(b)); infinite where a is not finite and b is.
@@ -115,7 +117,8 @@ static double distance(const Image *m, const double *expected, double factor) {
     }
     return worst;
 }
-static void compare(const Case *c, const char *what, const Tensor *t, const Image *m, const double *expected, double factor) {
+static void compare(const Case *c, const char *what, const Tensor *t, const Image *m, const double *expected,
+                    double factor) {
     double tolerance = c->row->tolerance != 0 ? c->row->tolerance : c->row->kind->tolerance;
     double allowed = tolerance + unit_roundoff(m->type) + c->row->kind->roundings_16 * unit_roundoff((int)c->dt);
     double found = distance(m, expected, factor);
@@ -159,8 +162,8 @@ static void compare_with_reference(const Case *c, Run *r, int pass, void *contex
         if (pass == 0 && (t->role == OUT || t->role == SAVED || t->role == INOUT))
             compare(c, "error", t, &r->v[k], c->v[k], 1);
         if (pass > 0 && t->role == ARG && c->d[k])
-            compare(c, pass == 1 ? "error of the gradient" : "error of the gradient, accumulated twice,", t, &r->d[k], c->d[k],
-                    pass == 2 && t->sums ? 2 : 1);
+            compare(c, pass == 1 ? "error of the gradient" : "error of the gradient, accumulated twice,", t, &r->d[k],
+                    c->d[k], pass == 2 && t->sums ? 2 : 1);
     }
 }
 
@@ -290,7 +293,8 @@ static void test_convert_bits(void **state) {
     uint16_t *narrow = malloc(LEN * sizeof *narrow);
     random_state = 7;
     for (uint32_t i = 0; i < LEN; i++) {
-        static const uint32_t hard[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0x18000, 0x7fffff};
+        static const uint32_t hard[] = {0,      1,      0xfff,  0x1000, 0x1001,  0x2000,
+                                        0x3000, 0x7fff, 0x8000, 0x8001, 0x18000, 0x7fffff};
         wide[i] = (i & 0x1ff) << 23 | (i >> 9 < 12 ? hard[i >> 9] : (uint32_t)random_uniform(0, 0x800000));
         narrow[i] = (uint16_t)i;
     }
@@ -353,7 +357,8 @@ static void test_adamw_bits(void **state) {
         Machine machine = machine_open(2, STREAM_COMPUTE);
         Run r = run_raw(&c, machine, (const void *[TENSORS]){NULL});
         for (int64_t i = 0; i < row.n[0]; i++) {
-            AdamwScalars s = adamw_scalars(&args, args.range_decay[(i >= args.range_end[0]) + (i >= args.range_end[1])]);
+            AdamwScalars s =
+                adamw_scalars(&args, args.range_decay[(i >= args.range_end[0]) + (i >= args.range_end[1])]);
             float w = (float)c.v[O_MASTER][i], m = (float)c.v[O_M][i], v = c.v[O_V] ? (float)c.v[O_V][i] : 0.0f;
             if (args.kind == OPT_SGD)
                 sgd_element(&w, &m, (float)c.v[O_GRAD][i], &s);
@@ -432,8 +437,9 @@ static void time_row(const Row *row, Dtype dt) {
         for (int gradient = 0; gradient < (has_gradient(row, &c.t[k]) ? 2 : 1) && c.t[k].role != ABSENT; gradient++) {
             Image m = image_make(&c.t[k], gradient, machine.device);
             for (int64_t i = 0; i < m.rows * m.ld; i++)
-                type_store(m.type, m.staging, i, m.type == TYPE_INT32 ? fabs(floor(random_uniform(c.t[k].low, c.t[k].high)))
-                                                                      : random_uniform(c.t[k].low, c.t[k].high));
+                type_store(m.type, m.staging, i,
+                           m.type == TYPE_INT32 ? fabs(floor(random_uniform(c.t[k].low, c.t[k].high)))
+                                                : random_uniform(c.t[k].low, c.t[k].high));
             stream_copy(machine.stream, m.memory, m.staging, m.bytes);
             *(gradient ? &r.d[k] : &r.v[k]) = m;
             *(gradient ? &r.call.d[k] : &r.call.v[k]) = m.memory;
@@ -443,7 +449,10 @@ static void time_row(const Row *row, Dtype dt) {
     int used = 0;
     for (int i = 0; i < 6 && row->n[i]; i++)
         used += snprintf(shape + used, sizeof shape - (size_t)used, "%s%lld", i ? " x " : "", (long long)row->n[i]);
-    printf("%-14s %-26s %-5s", row->kind->name, shape, row->kind->flat ? dtype_name(row->other) : row->flags & RMS ? "rms" : "");
+    printf("%-14s %-26s %-5s", row->kind->name, shape,
+           row->kind->flat    ? dtype_name(row->other)
+           : row->flags & RMS ? "rms"
+                              : "");
     printf("%s", dtype_name(dt));
     for (int backward = 0; backward <= (row->kind->backward != NULL); backward++) {
         double time = best_time(backward ? row->kind->backward : row->kind->forward, &r);
