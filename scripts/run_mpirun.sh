@@ -214,7 +214,7 @@ run_once() { # sets status
     pid=$!
     deadline=''
     while kill -0 "$pid" 2>/dev/null; do
-        sleep 1 &
+        sleep 1 >/dev/null 2>&1 &
         wait -n "$pid" $! # the run has ended, or a second has passed, or a signal has come
         [ -z "$deadline" ] || [ $SECONDS -lt "$deadline" ] || stop_harder
     done
@@ -260,7 +260,10 @@ while :; do
     for ((i = 1; i < ${#failures[@]} && pause < 300; i++)); do pause=$((2 * pause)); done
     [ "$pause" -le 300 ] || pause=300
     say "restart ${#failures[@]} of $max_restarts in $pause s, from ${checkpoint:-the beginning: there is no checkpoint yet}"
-    sleep "$pause" &
-    wait $!
+    resume_at=$((SECONDS + pause))
+    while [ $SECONDS -lt $resume_at ] && [ $asked -eq 0 ]; do
+        sleep 1 >/dev/null 2>&1 &
+        wait $!
+    done
     [ $asked -eq 0 ] || { say "asked to stop while waiting: not restarted"; exit 1; }
 done

@@ -1,16 +1,23 @@
 // A stand-in for train_gpt in the tests of the launchers: ranks that add numbers up over MPI, save when they are asked to
-// stop, and go on from what they saved. It treats signals and exit statuses as train_gpt does (DESIGN: Errors).
+// stop, and go on from what they saved. It treats signals, exit statuses and names of checkpoints as train_gpt does.
 //
-//   trainer OUT STEPS [MILLISECONDS a step] [STEP at which rank 1 kills itself, once]
+//   trainer --out DIR --steps N [--pause-ms M a step] [--kill-at STEP: rank 1 kills itself there, once] [--threads T]
 //
-// Rank 0 appends one line an event to OUT/log and keeps the last finished step in OUT/step.
+// Rank 0 appends one line an event to DIR/log; DIR/hosts lists the host of each rank.
+#include <dirent.h>
+#include <getopt.h>
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+enum { SAVE_EVERY = 10, N = 1000 };
+
 static volatile sig_atomic_t stop_signal;
+static const char *out;
 
 static void on_stop(int signal_number) {
     if (stop_signal)
@@ -18,7 +25,7 @@ static void on_stop(int signal_number) {
     stop_signal = signal_number;
 }
 
-static FILE *open_or_abort(const char *out, const char *name, const char *mode) {
+static FILE *open_or_abort(const char *name, const char *mode) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", out, name);
     FILE *file = fopen(path, mode);
@@ -29,39 +36,45 @@ static FILE *open_or_abort(const char *out, const char *name, const char *mode) 
     return file;
 }
 
-static void log_event(const char *out, const char *event, int number) {
-    FILE *file = open_or_abort(out, "log", "a");
+static void log_event(const char *event, int number) {
+    FILE *file = open_or_abort("log", "a");
     fprintf(file, "%s %d\n", event, number);
     fclose(file);
 }
 
-static int load(const char *out) {
+// A checkpoint is an empty directory step_00000010.
+static void save(int step) {
     char path[4096];
-    int step = 0;
-    snprintf(path, sizeof path, "%s/step", out);
-    FILE *file = fopen(path, "r");
-    if (file) {
-        if (fscanf(file, "%d", &step) != 1)
-            step = 0;
-        fclose(file);
+    snprintf(path, sizeof path, "%s/step_%08d", out, step);
+    mkdir(path, 0777);
+}
+
+static int newest_step(void) {
+    int newest = 0, step;
+    DIR *directory = opendir(out);
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        if (sscanf(entry->d_name, "step_%d", &step) == 1 && step > newest)
+            newest = step;
     }
-    return step;
+    if (directory)
+        closedir(directory);
+    return newest;
 }
 
-static void save(const char *out, int step) {
-    FILE *file = open_or_abort(out, "step", "w");
-    fprintf(file, "%d\n", step);
-    fclose(file);
+static void kill_once(void) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/killed", out);
+    if (mkdir(path, 0777) == 0)
+        raise(SIGKILL);
 }
 
-// Every rank has to be on its own host, or the test of hosts would not test them: OUT/hosts lists who is where.
-static void write_hosts(const char *out, int rank, int n_ranks) {
+static void write_hosts(int rank, int n_ranks) {
     char own[MPI_MAX_PROCESSOR_NAME] = "", *all = calloc((size_t)n_ranks, sizeof own);
     int length;
     MPI_Get_processor_name(own, &length);
     MPI_Gather(own, sizeof own, MPI_CHAR, all, sizeof own, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (rank == 0) {
-        FILE *file = open_or_abort(out, "hosts", "w");
+        FILE *file = open_or_abort("hosts", "w");
         for (int r = 0; r < n_ranks; r++)
             fprintf(file, "%s\n", all + (size_t)r * sizeof own);
         fclose(file);
@@ -69,53 +82,62 @@ static void write_hosts(const char *out, int rank, int n_ranks) {
     free(all);
 }
 
+static void add_up(int rank, int n_ranks) {
+    double own[N], sum[N];
+    for (int i = 0; i < N; i++)
+        own[i] = rank + i;
+    MPI_Allreduce(own, sum, N, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 0; i < N; i++) {
+        if (sum[i] != n_ranks * (n_ranks - 1) / 2 + (double)n_ranks * i) {
+            fprintf(stderr, "trainer: rank %d: wrong sum\n", rank);
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+    }
+}
+
 int main(int argc, char **argv) {
-    if (argc < 3)
+    static const struct option options[] = {{"out", 1, 0, 'o'},     {"steps", 1, 0, 's'},   {"pause-ms", 1, 0, 'p'},
+                                            {"kill-at", 1, 0, 'k'}, {"threads", 1, 0, 't'}, {0}};
+    int steps = 0, pause_ms = 0, kill_at = -1;
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        switch (option) {
+        case 'o': out = optarg; break;
+        case 's': steps = atoi(optarg); break;
+        case 'p': pause_ms = atoi(optarg); break;
+        case 'k': kill_at = atoi(optarg); break;
+        case 't': break;
+        default: return 2;
+        }
+    }
+    if (!out)
         return 2;
-    const char *out = argv[1];
-    int steps = atoi(argv[2]), pause_ms = argc > 3 ? atoi(argv[3]) : 0, kill_step = argc > 4 ? atoi(argv[4]) : -1;
     MPI_Init(&argc, &argv);
     struct sigaction action = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
-    int rank, n_ranks;
+    int rank, n_ranks, stop = 0, step = newest_step();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
-    write_hosts(out, rank, n_ranks);
-
-    int step = load(out), stop = 0;
+    write_hosts(rank, n_ranks);
     if (rank == 0)
-        log_event(out, step == 0 ? "start" : "resume", step);
+        log_event("start", step);
     while (step < steps) {
         int own = stop_signal;
         MPI_Allreduce(&own, &stop, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
         if (stop)
             break;
+        if (rank == 1 && step == kill_at)
+            kill_once();
         usleep((useconds_t)pause_ms * 1000);
-        if (rank == 1 && step == kill_step) {
-            char path[4096];
-            snprintf(path, sizeof path, "%s/killed", out);
-            if (access(path, F_OK) != 0) {
-                fclose(open_or_abort(out, "killed", "w"));
-                raise(SIGKILL);
-            }
-        }
-        double one[1000], sum[1000];
-        for (int i = 0; i < 1000; i++)
-            one[i] = rank + i;
-        MPI_Allreduce(one, sum, 1000, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-        for (int i = 0; i < 1000; i++) {
-            if (sum[i] != n_ranks * (n_ranks - 1) / 2 + (double)n_ranks * i) {
-                fprintf(stderr, "trainer: wrong sum on rank %d\n", rank);
-                MPI_Abort(MPI_COMM_WORLD, 1);
-            }
-        }
+        add_up(rank, n_ranks);
         step++;
-        if (rank == 0)
-            save(out, step);
+        if (rank == 0 && step % SAVE_EVERY == 0)
+            save(step);
     }
+    if (rank == 0 && stop)
+        save(step);
     if (rank == 0)
-        log_event(out, stop ? "stopped by signal" : "done", stop ? stop : step);
+        log_event(stop ? "saved after signal" : "done", stop ? stop : step);
     MPI_Finalize();
     return stop ? 3 : 0;
 }
