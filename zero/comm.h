@@ -27,6 +27,7 @@ typedef struct CommStats {
 
 // One rank without MPI. `wire` is the dtype that reductions round to, as if they travelled.
 Status comm_open_local(Device *device, Dtype wire, Comm **comm);
+size_t comm_local_staging_bytes(Dtype wire);
 void comm_close(Comm *comm);  // NULL is fine
 
 int comm_rank(const Comm *comm);

@@ -73,6 +73,10 @@ static const CommBackend local_backend = {
     .barrier = local_barrier,
 };
 
+size_t comm_local_staging_bytes(Dtype wire) {
+    return wire == DTYPE_FP32 ? 0 : PIECE_LEN * dtype_bytes(wire);
+}
+
 Status comm_open_local(Device *device, Dtype wire, Comm **comm_out) {
     *comm_out = NULL;
     CommLocal *comm = calloc(1, sizeof *comm);
@@ -80,7 +84,7 @@ Status comm_open_local(Device *device, Dtype wire, Comm **comm_out) {
         return fail("out of host memory");
     comm->base = (Comm){.backend = &local_backend, .device = device, .size = 1, .local_size = 1};
     if (wire != DTYPE_FP32) {
-        Status status = device_alloc(device, MEM_STAGING, "reduction", PIECE_LEN * dtype_bytes(wire), &comm->piece);
+        Status status = device_alloc(device, MEM_STAGING, "reduction", comm_local_staging_bytes(wire), &comm->piece);
         if (status != OK) {
             free(comm);
             return status;
