@@ -181,6 +181,7 @@ fi
 # ---- one run: signals are passed on, and who does not answer is ended ----
 
 KILL_SECONDS=10 # from SIGTERM to SIGKILL
+END_SECONDS=5   # mpirun needs about two to end after ranks with another status than 0; a SIGTERM then would crash it
 pid='' asked=0 deadline=''
 
 # Ask the run to stop, each time more firmly: by signal to this script, and when a deadline has passed.
@@ -191,7 +192,7 @@ stop_harder() {
         1)
             say "asked to stop: the ranks save and end (up to $save_timeout s; once more to end them at once)"
             kill -USR2 "$pid" 2>/dev/null
-            deadline=$((SECONDS + save_timeout))
+            deadline=$((SECONDS + save_timeout + END_SECONDS))
             ;;
         2)
             say "ending the ranks at once"
