@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 // ---- instruction sets ----
 
@@ -149,6 +150,7 @@ typedef struct CpuStream {
     Status status;              // first error
     char message[STATUS_MESSAGE_BYTES];
     pthread_t thread;
+    double wait_seconds;        // compute streams: touched by the driving thread only
 } CpuStream;
 
 static CpuStream *cpu_stream(const Stream *stream) {
@@ -389,10 +391,25 @@ static void wait_for(CpuEvent *e, uint64_t mark) {
     pthread_mutex_unlock(&e->mutex);
 }
 
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void run_wait(Stream *stream, void *arguments) {
-    (void)stream;
     EventArguments *a = arguments;
+    double start = now();
     wait_for(a->event, a->mark);
+    if (stream->kind == STREAM_COMPUTE)
+        cpu_stream(stream)->wait_seconds += now() - start;
+}
+
+static double cpu_stream_wait_seconds(Stream *stream) {
+    CpuStream *s = cpu_stream(stream);
+    double seconds = s->wait_seconds;
+    s->wait_seconds = 0;
+    return seconds;
 }
 
 static uint64_t event_mark(const Event *event) {
@@ -447,6 +464,7 @@ const DeviceBackend cpu_backend = {
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,
     .stream_wait = cpu_stream_wait,
+    .stream_wait_seconds = cpu_stream_wait_seconds,
     .event_sync = cpu_event_sync,
     .event_done = cpu_event_done,
 };
