@@ -12,8 +12,8 @@
 // Sleep between polls: short after something moved, then longer.
 enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 200, PAUSE_IDLE_MAX_US = 20000 };
 
-// Several ranks often find the same fault at the same time. Each waits a little longer than the one before it, so that
-// only one of them speaks.
+// Several ranks often find the same fault at the same time. Before it speaks, each listens a little longer than the one
+// before it, so that only one of them is heard.
 static const double SECONDS_BETWEEN_RANKS = 0.1;
 static const double PEER_CHECK_SECONDS = 1.0;
 
@@ -33,9 +33,14 @@ static struct {
     Status abort_status;
 } mpi = {.mutex = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER};
 
-static double patience(void) {
+static _Noreturn void end_run(Status status, const char *message) {
     int rank = mpi_world_rank();
-    return SECONDS_BETWEEN_RANKS * (rank < 10 ? rank : 10);
+    double until = comm_clock() + SECONDS_BETWEEN_RANKS * (rank < 10 ? rank : 10);
+    while (comm_clock() < until) {
+        mpi_world_heed();
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    mpi_world_end(status, message);
 }
 
 // ---- random delays, for tests: ZERO_TEST_COMM_DELAY_US in the environment is the longest ----
@@ -112,26 +117,27 @@ static void check_time(MpiJob *job) {
             mpi_world_describe(lost, peers, sizeof peers);
             snprintf(message, sizeof message, "%s: %s is gone. Nothing is saved; its own output says why it ended",
                      job_name(job, name), peers);
-            mpi_world_end(FAILED, message);
+            end_run(FAILED, message);
         }
     }
-    if (stalled > job->timeout + patience()) {
+    if (stalled > job->timeout) {
         awaited(job, peers, sizeof peers);
         snprintf(message, sizeof message, "%s did not finish within %g s; waiting for %s. Nothing is saved. Is that rank "
                  "stopped, or slow? --comm-timeout sets the limit", job_name(job, name), job->timeout, peers);
-        mpi_world_end(FAILED, message);
+        end_run(FAILED, message);
     }
 }
 
-static void check_call(const MpiJob *job, int error, int peer) {
-    if (error == MPI_SUCCESS)
-        return;
-    char text[MPI_MAX_ERROR_STRING], name[160], who[96], message[STATUS_MESSAGE_BYTES];
-    int length;
-    MPI_Error_string(error, text, &length);
+static _Noreturn void message_failed(const MpiJob *job, int error, int peer) {
+    char text[MPI_MAX_ERROR_STRING] = "it sent another number of bytes. Do all ranks run the same program on the same data?";
+    char name[160], who[96], message[STATUS_MESSAGE_BYTES];
+    int length, kind;
+    MPI_Error_class(error, &kind);
+    if (kind != MPI_ERR_TRUNCATE)
+        MPI_Error_string(error, text, &length);
     mpi_world_describe(peer, who, sizeof who);
-    snprintf(message, sizeof message, "%s failed: a message to or from %s: %s", job_name(job, name), who, text);
-    mpi_world_end(FAILED, message);
+    snprintf(message, sizeof message, "%s failed between this rank and %s: %s", job_name(job, name), who, text);
+    end_run(FAILED, message);
 }
 
 // ---- one poll ----
@@ -142,7 +148,8 @@ static void start_message(MpiJob *job, MpiFlow *flow) {
     MPI_Comm comm = mpi_world_lane(job->lane);
     int error = flow->sends ? MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, job->tag, comm, request)
                             : MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, job->tag, comm, request);
-    check_call(job, error, m.peer);
+    if (error != MPI_SUCCESS)
+        message_failed(job, error, m.peer);
     flow->open_index[flow->n_open] = flow->next;
     flow->open_peer[flow->n_open] = m.peer;
     flow->n_open++;
@@ -175,8 +182,10 @@ static bool test_flow(MpiJob *job, MpiFlow *flow) {
     MPI_Status statuses[MPI_WINDOW];
     int error = MPI_Testsome(flow->n_open, flow->open, &n_finished, finished, statuses);
     for (int i = 0; error == MPI_ERR_IN_STATUS && i < n_finished; i++)
-        check_call(job, statuses[i].MPI_ERROR, flow->open_peer[finished[i]]);
-    check_call(job, error, flow->open_peer[0]);
+        if (statuses[i].MPI_ERROR != MPI_SUCCESS)
+            message_failed(job, statuses[i].MPI_ERROR, flow->open_peer[finished[i]]);
+    if (error != MPI_SUCCESS)
+        message_failed(job, error, flow->open_peer[0]);
     bool gone[MPI_WINDOW] = {false};
     for (int i = 0; i < n_finished; i++) {
         int slot = finished[i], bytes = 0;
@@ -184,7 +193,7 @@ static bool test_flow(MpiJob *job, MpiFlow *flow) {
         if (!flow->sends)
             MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
         if (!flow->sends && bytes != m.bytes)
-            check_call(job, MPI_ERR_TRUNCATE, m.peer);  // too short: the ranks' collectives differ
+            message_failed(job, MPI_ERR_TRUNCATE, m.peer);  // MPI says so itself only when it was too long
         gone[slot] = true;
     }
     for (int slot = MPI_WINDOW - 1; slot >= 0; slot--)
@@ -264,16 +273,6 @@ static void wait_for_news(int microseconds) {
     mpi.has_news = false;
 }
 
-// A failure of this rank. Rank 0 speaks at once; others first listen whether another one has.
-static _Noreturn void end_on_request(void) {
-    double until = comm_clock() + 2 * patience();
-    while (comm_clock() < until) {
-        mpi_world_heed();
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-    }
-    mpi_world_end(mpi.abort_status, mpi.abort_message);
-}
-
 static void *thread_main(void *unused) {
     (void)unused;
     Status status = mpi_world_open(mpi.world);
@@ -285,7 +284,7 @@ static void *thread_main(void *unused) {
     int pause_us = PAUSE_MIN_US;
     while (!mpi.stop && status == OK) {
         if (mpi.abort_message)
-            end_on_request();
+            end_run(mpi.abort_status, mpi.abort_message);
         bool busy, moved = poll_jobs(&busy);
         int longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
         pause_us = moved || mpi.has_news ? PAUSE_MIN_US : 2 * pause_us < longest ? 2 * pause_us : longest;
