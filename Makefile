@@ -6,6 +6,7 @@
 ifeq ($(origin CC),default)
 CC := gcc
 endif
+.DEFAULT_GOAL := all
 SHELL := /bin/bash
 BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)
 PROBE := scripts/probe.sh

@@ -28,8 +28,9 @@ typedef struct Run {
     Schedule schedule;
     Device *device;
     Stream *compute, *gather, *reduce;
+    CommWorld world;          // who this rank is
     Comm *comm;
-    int rank, n_ranks;
+    int rank, n_ranks;        // of the run; --plan: of the cluster that is planned
     Layout layout;
     Model *model;
     Params *params;
@@ -41,11 +42,13 @@ typedef struct Run {
     Loader *loader;
     Vocab *vocab;
     char data[256];           // the training data's fingerprint
+    char environment[256];    // what the same bits depend on besides the config
     RunLog *log;
     double *loss_sums;        // (grad_accum) host memory: Σ of the rows' losses of each micro-batch
     float *logits;            // (V) host memory, for sampling
     void *sampler_scratch;
     double peak_flops;        // of this rank's device, measured; NAN if it was not
+    int64_t end;              // the step after which this run ends: --stop-at, or --steps
     int64_t last_saved;       // step of the last checkpoint; -1: none
 } Run;
 
@@ -92,6 +95,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     double start = now(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
+    comm_set_step(r->comm, r->state.step + 1);
 
     for (int micro = 0; micro < c->grad_accum; micro++) {
         RunRequest asked;
@@ -123,7 +127,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     r->state.samples += c->global_batch;
 
     report->step = r->state.step;
-    report->steps = c->stop_at;
+    report->steps = r->end;
     report->skipped = r->state.skipped;
     report->tokens = r->state.step * c->global_batch * c->seq_len;
     report->seconds = now() - start;
@@ -241,6 +245,10 @@ done:
     return status;
 }
 
+static CheckpointRun checkpoint_run(const Run *r) {
+    return (CheckpointRun){.config = &r->config, .data = r->data, .environment = r->environment};
+}
+
 // A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
 static Status save(Run *r, bool *saved) {
     *saved = false;
@@ -253,7 +261,8 @@ static Status save(Run *r, bool *saved) {
     cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
     log_event(r->log, "checkpoint", fields);  // before the length is taken: the line belongs to the checkpoint
     r->state.log_bytes = log_bytes(r->log);
-    Status status = checkpoint_save(r->config.out, &r->config, r->data, &r->layout, r->comm, &r->view.view, &r->state);
+    CheckpointRun run = checkpoint_run(r);
+    Status status = checkpoint_save(r->config.out, &run, &r->layout, r->comm, &r->view.view, &r->state);
     if (status != OK) {
         log_line(r->log, "checkpoint of step %lld FAILED: %s", (long long)r->state.step, status_message());
         status_clear();
@@ -285,7 +294,7 @@ static Status report_evaluation(Run *r) {
 static Status train(Run *r) {
     const Config *c = &r->config;
     bool saved = false;
-    while (r->state.step < c->stop_at) {
+    while (r->state.step < r->end) {
         StepReport report;
         RunRequest request = REQUEST_NONE;
         TRY(train_step(r, &report, &request));
@@ -294,7 +303,7 @@ static Status train(Run *r) {
             TRY(save(r, &saved));
             return saved || !c->out ? INTERRUPTED : fail("stopped on request, but the last step could not be saved");
         }
-        bool last = r->state.step == c->stop_at;
+        bool last = r->state.step == r->end;
         if (every(c->log_every, r->state.step) || last || !report.result.finite)
             log_step(r->log, &report, r->device, true);
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
@@ -340,6 +349,28 @@ static ZeroOptions zero_options(const Config *c) {
                          .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
 }
 
+static CommOptions comm_options(const Run *r, CommShape shape) {
+    int64_t longest = 0;
+    for (int u = 0; u < r->layout.n_units; u++)
+        longest = r->layout.units[u].shard_len > longest ? r->layout.units[u].shard_len : longest;
+    return (CommOptions){.shape = shape, .wire = zero_options(&r->config).reduce_dtype, .max_len = longest,
+                         .timeout = r->config.comm_timeout};
+}
+
+// Ranks with other programs, options or data would compute nonsense together.
+static Status agree_on_run(Run *r) {
+    TRY(comm_agree_build(r->comm));
+    cJSON *json = config_to_json(&r->config);
+    char *text = cJSON_Print(json);
+    cJSON_Delete(json);
+    if (!text)
+        return fail("out of host memory");
+    Status status = comm_agree(r->comm, "configuration", text);
+    cJSON_free(text);
+    TRY(status);
+    return comm_agree(r->comm, "training data", r->data);
+}
+
 static Status open_data(Run *r) {
     Config *c = &r->config;
     if (!c->train)
@@ -362,7 +393,7 @@ static Status open_data(Run *r) {
 static Status open_device(Run *r) {
     const Config *c = &r->config;
     DeviceOptions options = {.kind = c->device == CHOOSE_CUDA ? DEVICE_CUDA : DEVICE_CPU, .threads = c->threads,
-                             .memory_limit = c->device_memory};
+                             .local_rank = r->world.local_rank, .local_size = r->world.local_size, .memory_limit = c->device_memory};
     TRY(device_open(&options, &r->device));
     TRY(stream_create(r->device, STREAM_COMPUTE, "compute", &r->compute));
     if (!c->overlap) {  // the same calls, one after another
@@ -379,7 +410,11 @@ static Status open_model(Run *r) {
     ModelOptions model = model_options(c);
     OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
-    TRY(comm_open_local(r->device, zero.reduce_dtype, &r->comm));
+    CommShape shape;
+    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
+    CommOptions comm = comm_options(r, shape);
+    TRY(comm_open(r->device, r->compute, &comm, &r->comm));
+    TRY(agree_on_run(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
     TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
     TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
@@ -398,7 +433,8 @@ static Status open_model(Run *r) {
 // Start anew, or from a checkpoint.
 static Status open_state(Run *r) {
     const Config *c = &r->config;
-    char path[4096] = "";
+    char path[4096] = "", notes[2048] = "";
+    snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
     if (strcmp(c->resume, "auto") == 0) {
         if (c->out)
             TRY(checkpoint_newest(c->out, path, sizeof path));
@@ -406,10 +442,12 @@ static Status open_state(Run *r) {
         snprintf(path, sizeof path, "%s", c->resume);
     }
     r->last_saved = -1;
+    r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
                                      c->loss_scale > 0 ? c->loss_scale : c->dtype == DTYPE_FP16 ? 0 : 1);
     if (path[0]) {
-        TRY(checkpoint_load(path, c, r->data, &r->layout, r->comm, &r->view.view, &r->state));
+        CheckpointRun run = checkpoint_run(r);
+        TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
         r->last_saved = r->state.step;
     } else {
@@ -417,7 +455,7 @@ static Status open_state(Run *r) {
     }
     TRY(log_open(c->out, r->state.log_bytes, r->rank, &r->log));
     if (path[0])
-        log_line(r->log, "resumed from %s at step %lld", path, (long long)r->state.step);
+        log_line(r->log, "resumed from %s at step %lld%s%s", path, (long long)r->state.step, notes[0] ? "\n" : "", notes);
     LoaderOptions loader = {.shards = r->train, .seed = c->seed, .shuffle = true, .batch = c->micro_batch,
                             .first_sample = r->state.samples + (int64_t)c->micro_batch * r->rank,
                             .stride = (int64_t)c->micro_batch * r->n_ranks, .depth = 2};
@@ -446,4 +484,173 @@ static void close_run(Run *r) {
     vocab_close(r->vocab);
     shards_close(r->val);
     shards_close(r->train);
+}
+
+// ---- what a run says about itself ----
+
+static void plan_choices(Run *r, PlanChoice choices[3], int *n) {
+    static const struct {
+        Recompute recompute;
+        const char *change;
+        double cost;
+    } others[] = {{RECOMPUTE_SELECTIVE, "--recompute selective", 0.05}, {RECOMPUTE_FULL, "--recompute full", 0.33}};
+    ModelOptions options = model_options(&r->config);
+    *n = 0;
+    choices[*n] = (PlanChoice){0};
+    if (model_plan(r->device, &options, choices[(*n)++].bytes) != OK)
+        return;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (others[i].recompute <= r->config.recompute)
+            continue;
+        options.recompute = others[i].recompute;
+        choices[*n] = (PlanChoice){.change = others[i].change, .cost = others[i].cost};
+        if (model_plan(r->device, &options, choices[*n].bytes) == OK)
+            ++*n;
+    }
+    status_clear();
+}
+
+// Predict the memory of every stage. Prints the table (--plan), or checks that this run fits.
+static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
+    const Config *c = &r->config;
+    PlanChoice choices[3];
+    PlanInput input = plan_input(c, &r->layout, r->n_ranks);
+    Plan plan;
+    plan_choices(r, choices, &input.n_choices);
+    input.choices = choices;
+    CommShape shape;
+    CommWorld planned = {.size = r->n_ranks, .host_group = r->n_ranks};
+    TRY(comm_shape_make(c->plan ? &planned : &r->world, c->shard_group, 0, &shape));
+    CommOptions comm = comm_options(r, shape);
+    input.staging_bytes = comm_staging_bytes(&comm);
+    plan_compute(&input, &plan);
+    if (c->plan)
+        plan_print(&input, &plan, stdout);
+    else
+        TRY(plan_check(&input, &plan));
+    memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
+    return OK;
+}
+
+static void introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
+    const Config *c = &r->config;
+    double flops = model_flops_per_token(&c->model, c->seq_len);
+    log_line(r->log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
+             (double)r->layout.n_params / 1e6, c->model.layers, c->model.channels, c->model.heads,
+             (long long)c->model.vocab_size, dtype_name(c->dtype));
+    if (c->model.had_dropout)
+        log_line(r->log, "         the config.json asks for dropout; this program trains without it");
+    log_line(r->log, "device   %s%s", device_name(r->device),
+             device_has_native(r->device, c->dtype) ? "" : "; it has no arithmetic of this dtype: operands are converted to fp32 tile by tile");
+    if (isfinite(r->peak_flops))
+        log_line(r->log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
+    log_line(r->log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
+             c->micro_batch, c->grad_accum, r->n_ranks, c->seq_len);
+    double epochs = (double)c->steps * c->global_batch / (double)shards_n_windows(r->train);
+    log_line(r->log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)shards_n_tokens(r->train),
+             shards_n_files(r->train), shards_n_files(r->train) == 1 ? "" : "s", epochs, (long long)c->steps);
+    size_t measured[MEM_CATEGORIES];
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        measured[k] = device_bytes(r->device, (MemoryCategory)k);
+    if (r->rank == 0)
+        plan_print_measured(predicted, measured, stdout);
+
+    cJSON *fields = config_to_json(c);
+    cJSON_AddNumberToObject(fields, "n_params", (double)r->layout.n_params);
+    cJSON_AddNumberToObject(fields, "ranks", r->n_ranks);
+    cJSON_AddNumberToObject(fields, "flops_per_token", flops);
+    cJSON_AddNumberToObject(fields, "peak_flops", r->peak_flops);
+    cJSON_AddStringToObject(fields, "device", device_name(r->device));
+    cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
+    log_event(r->log, "start", fields);
+}
+
+// ---- the program ----
+
+static Status run_plan(Run *r) {
+    Config *c = &r->config;
+    r->n_ranks = c->ranks;
+    if (c->plan_params > 0) {
+        PlanInput input = plan_input(c, NULL, c->ranks);
+        Plan plan;
+        plan_compute(&input, &plan);
+        plan_print(&input, &plan, stdout);
+        return OK;
+    }
+    size_t predicted[MEM_CATEGORIES];
+    TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, 0, &r->layout));
+    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads};
+    TRY(device_open(&device, &r->device));
+    return predict(r, predicted);
+}
+
+static Status run_training(Run *r) {
+    Config *c = &r->config;
+    size_t predicted[MEM_CATEGORIES];
+    TRY(open_data(r));
+    if (c->print_config) {
+        if (r->rank == 0)
+            config_print_json(c, stdout);
+        return OK;
+    }
+    TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
+    TRY(open_device(r));
+    TRY(predict(r, predicted));
+    if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
+        r->peak_flops = NAN;  // no room for its matrices under --device-memory: the fraction of peak is not shown
+        status_clear();
+    }
+    TRY(open_model(r));
+    TRY(open_state(r));
+    introduce(r, predicted);
+    r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
+                             .warmup = c->warmup, .steps = c->steps};
+    run_catch_signals();
+    Status status = train(r);
+    if (status == OK || status == INTERRUPTED)
+        TRY(report_end(r));
+    return status;
+}
+
+static Status run(Run *r, int argc, char **argv) {
+    Config *c = &r->config;
+    config_defaults(c);
+    TRY(config_parse(c, argc, argv));
+    if (c->help) {
+        config_print_help(stdout);
+        return OK;
+    }
+    if (c->version) {
+        printf("zero.c train_gpt, built %s\n", __DATE__);
+        return OK;
+    }
+    if (c->hash)
+        return checkpoint_hash(c->hash, stdout);
+    if (c->verify)
+        return checkpoint_verify(c->verify, stdout);
+    if (!c->plan)
+        TRY(comm_start(&r->world));
+    r->rank = r->world.rank;
+    r->n_ranks = r->world.size;
+    TRY(config_resolve(c, c->plan ? c->ranks : r->n_ranks, 0));
+    if (c->plan)
+        return run_plan(r);
+    if (c->print_config && !c->train) {
+        if (r->rank == 0)
+            config_print_json(c, stdout);
+        return OK;
+    }
+    return run_training(r);
+}
+
+int main(int argc, char **argv) {
+    static Run r;
+    Status status = run(&r, argc, argv);
+    if (status == FAILED || status == BAD_USAGE)
+        comm_abort(status);
+    close_run(&r);
+    comm_stop();
+    return status;
 }

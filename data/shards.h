@@ -29,6 +29,7 @@ void shards_close(Shards *shards);  // NULL is fine
 int64_t shards_n_tokens(const Shards *shards);
 int64_t shards_n_windows(const Shards *shards);   // n; 0 if every shard is shorter than T+1 (an error for training)
 int shards_n_files(const Shards *shards);
+int shards_seq_len(const Shards *shards);         // T
 int64_t shards_vocab_size(const Shards *shards);  // the largest vocab_size attribute; 0 if no shard has one
 const char *shards_path(const Shards *shards, int i);
 void shards_set_vocab(Shards *shards, int64_t vocab_size);  // model's vocabulary, for the check of tokens
@@ -52,7 +53,8 @@ typedef struct LoaderOptions {
     int batch;              // B sequences of a micro-batch
     int64_t first_sample;   // sample index of the first batch's first row
     int64_t stride;         // samples between the starts of consecutive batches of this rank
-    int64_t n_samples;      // stop after sample index first_sample…n_samples-1 (validation); 0: endless (training)
+    int64_t n_samples;      // samples from this index on are padding (validation; at most n windows are read in order);
+                            // 0: endless (training)
     int depth;              // batches to read ahead (2)
 } LoaderOptions;
 

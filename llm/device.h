@@ -53,7 +53,8 @@ struct Ops;  // llm/ops.h
 typedef struct DeviceOptions {
     DeviceKind kind;
     int local_rank;       // which of the host's devices (CUDA)
-    int threads;          // compute threads (CPU); 0: as many as the cores this process may use
+    int local_size;       // processes of this run that share the host's cores; 0: this one alone
+    int threads;          // compute threads (CPU); 0: its share of the cores this process may use
     size_t memory_limit;  // bytes of all categories together; 0: no limit of ours
 } DeviceOptions;
 

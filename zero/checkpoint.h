@@ -2,51 +2,54 @@
 //
 // OUT/step_00001000/
 //     shards-<uuid>/rank_00000.h5   that rank's shards: one contiguous fp32 dataset a unit and kind ("/unit_0003/master", …)
-//     manifest.json                 what the loader trusts: format version, config, step, sample index, scaler, N, G, stage, dtype; for every
-//                                   dataset of every rank its byte offset, length and a 64-bit hash per 4 MiB; file sizes; a hash of itself
-//     index.h5                      for people and h5py: each unit whole, as a virtual dataset, tensors described by attributes
+//     manifest.json                 what the loader trusts: where everything is, with hashes, and the run's counters (zero/manifest.h)
+//     index.h5                      for people and h5py: each unit whole, as virtual datasets (zero/index_file.h)
 //
 // Written as step_00001000.tmp/, every file synced, then renamed, then the parent synced: a name without .tmp is whole.
 // The loader reads rank files with pread through the manifest, never through HDF5's virtual datasets (a missing source
-// would silently read as fill values).
+// would silently read as fill values). It reads what a rank's shard needs, however many ranks wrote: any N, stage and device.
+//
+// All errors are a Status; none but main decides what a failed save means for the run.
 #ifndef ZERO_CHECKPOINT_H
 #define ZERO_CHECKPOINT_H
 
-#include "llm/config.h"
-#include "llm/loss_scale.h"
-#include "zero/comm.h"
-#include "zero/layout.h"
-#include "zero/optimizer.h"
+#include "zero/durable.h"
+#include "zero/manifest.h"
 
-// Everything besides weights and moments that makes the next step the same.
-typedef struct RunState {
-    int64_t step;          // steps finished
-    int64_t updates;       // optimizer updates applied (Adam's t)
-    int64_t samples;       // samples of the order consumed: step · global batch
-    int64_t skipped;       // steps skipped in all
-    int64_t skipped_in_a_row;
-    int64_t log_bytes;     // length of log.jsonl when the checkpoint was written: a resumed log is cut to it
-    LossScale scale;
-} RunState;
+// What a checkpoint says of the run that wrote it, and a resumed run is compared with.
+typedef struct CheckpointRun {
+    const Config *config;
+    const char *data;         // fingerprint of the training data (shards_fingerprint)
+    const char *environment;  // device model, threads a rank, library versions: what the same bits depend on
+} CheckpointRun;
 
-// Save to out/step_%08lld. Collective. On failure the previous checkpoint is untouched and no partial directory keeps a
-// final name. `data` identifies the training data (Σ of shard lengths, T, …: data_fingerprint) and is compared on resume.
-Status checkpoint_save(const char *out, const Config *config, const char *data, const Layout *layout, Comm *comm,
-                       Stream *stream, Optim *optimizer, const RunState *state);
+// Save to out/step_%08lld. Collective. On failure the previous checkpoint is untouched, the partial directory is removed, and
+// no partial directory ever has a final name. A checkpoint of the same step is replaced.
+Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
+                       const RunState *state);
 
-// The newest complete checkpoint of `out`: writes its path, or "" when there is none.
+// The newest complete checkpoint of `out`: writes its path, or "" when there is none. Complete by its name; damage is for
+// checkpoint_load to find.
 Status checkpoint_newest(const char *out, char *path, size_t path_bytes);
 
-// Load into the optimizer state (then publish parameters) and `state`. Fails, naming what differs, for another model, and for a changed
-// config unless config->resume_changed. Every byte read is checked against its hash.
-Status checkpoint_load(const char *path, const Config *config, const char *data, const Layout *layout, Comm *comm,
-                       Stream *stream, Optim *optimizer, RunState *state);
+// Load the rank's shards through `view` and the counters into `state`; the caller then publishes the parameters
+// (optimizer_state_loaded). Collective. Every byte read is checked against its hash. Fails, naming what differs, for another model, and
+// for a changed config or data unless config->resume_changed. `notes` gets a line for each thing that differs and was
+// accepted ("" if none): bits may then differ from those of an uninterrupted run.
+Status checkpoint_load(const char *path, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
+                       RunState *state, char *notes, size_t notes_bytes);
 
-// Delete old checkpoints: all but the newest `keep` complete ones (0: keep all), and leftover .tmp directories.
+// Delete leftover .tmp directories and, with keep > 0, what is older than the newest `keep` complete checkpoints. One rank calls it, not
+// during a save. What is damaged does not count as complete, so the newest complete one always stays.
 Status checkpoint_prune(const char *out, int64_t keep);
 
-// Tools, one process, no device: check every byte; print weights and state hash, then one line a tensor.
+// Tools, one process, no device. verify checks every byte and prints a line a file. hash prints weights_hash and
+// state_hash as a run does at its end (state_hashes), then both for each tensor.
 Status checkpoint_verify(const char *path, FILE *file);
 Status checkpoint_hash(const char *path, FILE *file);
+
+// The checkpoints of `out` by name, ascending: allocates *steps, which the caller frees. A missing `out` has none.
+Status checkpoint_steps(const char *out, int64_t **steps, int *n_steps);
+Status checkpoint_path(char path[PATH_BYTES], const char *out, int64_t step);  // out/step_%08lld
 
 #endif

@@ -1,4 +1,5 @@
 // comm.h's functions, passed on to the implementation.
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -48,7 +49,7 @@ _Noreturn void comm_abort(Status status) {
         comm_mpi_abort(status, status_message());
 #endif
     fflush(stdout);
-    fprintf(stderr, "%s\n", status_message());
+    fprintf(stderr, "%s: %s\n", program_invocation_short_name, status_message());
     exit(status);
 }
 

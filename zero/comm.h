@@ -101,6 +101,7 @@ Status comm_barrier(Comm *comm, const char *what);
 // All ranks must have the same text (configuration, build, data); else fails on every rank, naming the first line that
 // differs and the two ranks. `name` says what it is ("configuration").
 Status comm_agree(Comm *comm, const char *name, const char *text);
+Status comm_agree_build(Comm *comm);  // the same for this program's file
 // Have all ranks enqueued the same collectives since the last call? For tests.
 Status comm_check_order(Comm *comm);
 

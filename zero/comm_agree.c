@@ -1,9 +1,11 @@
 // Do all ranks have the same text? The first difference is shown as two lines, one of each rank.
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "zero/comm_backend.h"
+#include "zero/hash.h"
 
 enum { SHOWN = 120 };  // characters of a differing line that are shown
 
@@ -58,6 +60,22 @@ Status comm_agree(Comm *comm, const char *name, const char *text) {
         status = compare(comm, name, text, first);
     free(first);
     return status;
+}
+
+Status comm_agree_build(Comm *comm) {
+    if (comm->size == 1)
+        return OK;
+    static const char path[] = "/proc/self/exe";
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return fail("cannot open this program's own file, %s: %s", path, strerror(errno));
+    char piece[65536], text[64];
+    uint64_t hash = 0, bytes = 0;
+    for (size_t n; (n = fread(piece, 1, sizeof piece, file)) > 0; bytes += n)
+        hash = hash_bytes(piece, n, hash);
+    fclose(file);
+    snprintf(text, sizeof text, "%llu bytes with hash %016llx", (unsigned long long)bytes, (unsigned long long)hash);
+    return comm_agree(comm, "program", text);
 }
 
 Status comm_check_order(Comm *comm) {

@@ -35,7 +35,11 @@ typedef struct Layout {
     int64_t ends_len;      // elements of the slot that units 0 and L+1 share: the larger one, or both where the head is tied
 } Layout;
 
+// The layout of a model for `rank` of n_ranks, each unit cut over `group` ranks (0: all). Fails when group does not divide
+// n_ranks. layout_free frees what it allocated (nothing after a failure; a zeroed Layout is fine).
 Status layout_make(const ModelConfig *config, int n_ranks, int group, int rank, Layout *layout);
+// The same from the units themselves, which are copied: for checkpoints, whose manifest says what the units were.
+Status layout_from_units(const UnitSpec *units, int n_units, bool tied, int n_ranks, int group, int rank, Layout *layout);
 void layout_free(Layout *layout);
 
 // The tensors that a range of a unit's elements meets, in order: calls visit(context, tensor, first element inside the

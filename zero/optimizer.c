@@ -3,8 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-const char *const state_kind_names[STATE_KINDS] = {"master", "m", "v"};
-
 enum { INIT_PIECE_LEN = 1 << 20 };  // elements made on the host at a time
 
 struct OptimizerState {

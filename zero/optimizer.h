@@ -9,6 +9,7 @@
 #define ZERO_OPTIMIZER_H
 
 #include "zero/grads.h"
+#include "zero/state.h"
 
 typedef struct OptimizerState Optim;
 
@@ -22,10 +23,6 @@ typedef struct StepResult {
     double norm;      // before clipping, after unscaling
     bool finite;
 } StepResult;
-
-// Kinds of state that a unit's shard has, as checkpoints name them.
-typedef enum StateKind { STATE_MASTER, STATE_M, STATE_V, STATE_KINDS } StateKind;
-extern const char *const state_kind_names[STATE_KINDS];  // "master", "m", "v"
 
 Status optimizer_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Params *params, Grads *grads,
                       OptimizerConfig config, ZeroOptions options, Optim **optimizer);

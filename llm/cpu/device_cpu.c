@@ -8,11 +8,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 // ---- instruction sets ----
 
 CpuIsa cpu_isa(void) {
-    static int isa = -1;  // written with the same value by whoever comes first
+    static _Atomic int known = -1;  // written with the same value by whoever comes first
+    const int isa = known;
     if (isa >= 0)
         return (CpuIsa)isa;
     CpuIsa best = ISA_BASE;
@@ -29,7 +31,7 @@ CpuIsa cpu_isa(void) {
         best = ISA_BASE;
     else if (asked && strcmp(asked, "avx2") == 0 && best > ISA_AVX2)
         best = ISA_AVX2;
-    isa = best;
+    known = (int)best;
     return best;
 }
 
@@ -58,13 +60,17 @@ static void cpu_model_name(char *name, size_t name_bytes) {
     fclose(file);
 }
 
-static int usable_cores(void) {
+// Cores for this process: those its launcher bound it to, or if it did not, a fair share of all.
+static int usable_cores(int local_size) {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);
+    int share = bound || local_size < 2 ? cores : cores / local_size;
+    return share > 0 ? share : 1;
 }
 
 static Status cpu_open(Device *device, const DeviceOptions *options) {
-    device->threads = options->threads > 0 ? options->threads : usable_cores();
+    device->threads = options->threads > 0 ? options->threads : usable_cores(options->local_size);
     device->ops = &cpu_ops;
     device->native[DTYPE_FP32] = true;
 #ifdef HAVE_ONEDNN
@@ -132,10 +138,12 @@ static void cpu_memory_free(Device *device, void *memory, size_t bytes) {
 
 // ---- streams ----
 
+enum { WORK_BYTES = STREAM_CALL_BYTES + 16 };  // a stream_call's arguments and its function
+
 typedef struct CpuWork {
     CpuFunction function;
     bool always;  // runs even after the stream failed: events must fire, or waiters would hang
-    char arguments[STREAM_CALL_BYTES] __attribute__((aligned(16)));
+    char arguments[WORK_BYTES] __attribute__((aligned(16)));
 } CpuWork;
 
 enum { QUEUE_LEN = 512 };
@@ -198,10 +206,10 @@ static void *worker(void *argument) {
 
 static void launch(Stream *stream, CpuFunction function, const void *arguments, size_t bytes, bool always) {
     CpuStream *s = cpu_stream(stream);
-    if (bytes > STREAM_CALL_BYTES)
+    if (bytes > WORK_BYTES)
         abort();
     if (stream->kind == STREAM_COMPUTE) {
-        char copy[STREAM_CALL_BYTES] __attribute__((aligned(16)));
+        char copy[WORK_BYTES] __attribute__((aligned(16)));
         memcpy(copy, arguments, bytes);
         if (always || stream_ok(s))
             function(stream, copy);
@@ -249,6 +257,8 @@ static Status cpu_stream_create(Device *device, StreamKind kind, const char *nam
     if (kind != STREAM_COMPUTE) {
         s->queue = malloc(QUEUE_LEN * sizeof *s->queue);
         if (!s->queue || pthread_create(&s->thread, NULL, worker, s) != 0) {
+            pthread_cond_destroy(&s->changed);
+            pthread_mutex_destroy(&s->mutex);
             free(s->queue);
             free(s);
             return fail("cannot start the thread of stream %s", name);
@@ -325,7 +335,7 @@ static void cpu_stream_zero(Stream *stream, void *memory, size_t bytes) {
 
 typedef struct CallArguments {
     Status (*function)(void *);
-    char arguments[STREAM_CALL_BYTES - 16] __attribute__((aligned(16)));
+    char arguments[STREAM_CALL_BYTES] __attribute__((aligned(16)));
 } CallArguments;
 
 static void run_call(Stream *stream, void *arguments) {
@@ -339,17 +349,19 @@ static void cpu_stream_call(Stream *stream, Status (*function)(void *), const vo
     CallArguments call = {.function = function};
     if (bytes > sizeof call.arguments)
         abort();
-    memcpy(call.arguments, arguments, bytes);
+    if (bytes)  // arguments may be NULL
+        memcpy(call.arguments, arguments, bytes);
     cpu_launch(stream, run_call, &call, sizeof call);
 }
 
-// ---- events: a counter of records and of completed records ----
+// ---- events: a counter of records and of completed records, which complete in order (see cpu_event_record) ----
 
 typedef struct CpuEvent {
     Event base;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     uint64_t recorded, completed;
+    const Stream *last;  // the stream of the latest record; compared, never followed
 } CpuEvent;
 
 typedef struct EventArguments {
@@ -420,17 +432,22 @@ static uint64_t event_mark(const Event *event) {
     return mark;
 }
 
+static void cpu_stream_wait(Stream *stream, Event *event) {
+    EventArguments arguments = {(CpuEvent *)event, event_mark(event)};
+    launch(stream, run_wait, &arguments, sizeof arguments, true);
+}
+
+// Records on different streams could complete in any order; the later stream waits for the earlier record, so that one
+// counter tells which are done.
 static void cpu_event_record(Event *event, Stream *stream) {
     CpuEvent *e = (CpuEvent *)event;
+    if (e->last != stream)
+        cpu_stream_wait(stream, event);
+    e->last = stream;
     pthread_mutex_lock(&e->mutex);
     EventArguments arguments = {e, ++e->recorded};
     pthread_mutex_unlock(&e->mutex);
     launch(stream, run_record, &arguments, sizeof arguments, true);
-}
-
-static void cpu_stream_wait(Stream *stream, Event *event) {
-    EventArguments arguments = {(CpuEvent *)event, event_mark(event)};
-    launch(stream, run_wait, &arguments, sizeof arguments, true);
 }
 
 static Status cpu_event_sync(Event *event) {

@@ -31,8 +31,7 @@ SIMD f32x16 v_zero(void) {
     return v_set(0.0f);
 }
 
-// a·b + c, rounded once where the machine has fused multiply-add. (Code whose bits are promised across machines,
-// like adamw.h, calls fmaf instead.)
+// a·b + c, rounded once where the machine has fused multiply-add.
 SIMD f32x16 v_fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -46,6 +45,17 @@ SIMD f32x16 v_fma(f32x16 a, f32x16 b, f32x16 c) {
     return z.v;
 #else
     return a * b + c;
+#endif
+}
+
+// The same, rounded once on every machine, for sums whose bits are promised. Slow where there is no instruction for it.
+SIMD f32x16 v_fma_exact(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__FMA__)
+    return v_fma(a, b, c);
+#else
+    for (int i = 0; i < 16; i++)
+        c[i] = fmaf(a[i], b[i], c[i]);
+    return c;
 #endif
 }
 
@@ -80,7 +90,7 @@ SIMD float v_max_lane(f32x16 a) {
     return m;
 }
 
-// ---- loads and stores of any dtype; `n` < 16 elements for the tail (missing lanes read as 0 and are not written) ----
+// ---- loads and stores of any dtype ----
 SIMD f32x16 v_load_fp32(const float *p) {
     f32x16 v;
     memcpy(&v, p, sizeof v);
@@ -114,11 +124,16 @@ SIMD void v_store_bf16(uint16_t *p, f32x16 v) {
     // Not vcvtneps2bf16, which flushes subnormals; this is as fast as memory.
     u32x16 bits = (u32x16)v;
     u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if defined(__AVX512F__)
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    __m512i chosen = _mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)(bits >> 16), _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(chosen));
+#else
     u32x16 quiet = (bits >> 16) | 0x40;
-    i32x16 nan = (i32x16)((bits & 0x7fffffff) > 0x7f800000u);
-    u32x16 chosen = ((u32x16)nan & quiet) | (~(u32x16)nan & rounded);
-    u16x16 h = __builtin_convertvector(chosen, u16x16);
+    u32x16 nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000u);
+    u16x16 h = __builtin_convertvector((nan & quiet) | (~nan & rounded), u16x16);
     memcpy(p, &h, sizeof h);
+#endif
 }
 SIMD void v_store_fp16(uint16_t *p, f32x16 v) {
 #if defined(__AVX512F__)
@@ -148,6 +163,13 @@ SIMD void v_store(Dtype dt, void *p, int64_t i, f32x16 v) {
     else
         v_store_fp32((float *)p + i, v);
 }
+// Lanes 0 … n-1 of v, zeros elsewhere.
+SIMD f32x16 v_first(f32x16 v, int64_t n) {
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (f32x16)((lane < (int32_t)n) & (i32x16)v);
+}
+
+// n < 16 elements: missing lanes read as 0 and are not written.
 SIMD f32x16 v_load_n(Dtype dt, const void *p, int64_t i, int n) {
     char tail[64] = {0};
     memcpy(tail, (const char *)p + (size_t)i * dtype_bytes(dt), (size_t)n * dtype_bytes(dt));
@@ -159,10 +181,31 @@ SIMD void v_store_n(Dtype dt, void *p, int64_t i, f32x16 v, int n) {
     memcpy((char *)p + (size_t)i * dtype_bytes(dt), tail, (size_t)n * dtype_bytes(dt));
 }
 
-// ---- exponential and tanh, to about 2 ulp, by range reduction and a polynomial (Cody & Waite) ----
-// e^x; 0 below -87.3 (the smallest normal number), +inf above 88.72. NaN stays NaN.
+// Elements i … i+15 of an array that ends at `end`.
+SIMD f32x16 v_load_to(Dtype dt, const void *p, int64_t i, int64_t end) {
+    return i + 16 <= end ? v_load(dt, p, i) : v_load_n(dt, p, i, (int)(end - i));
+}
+SIMD void v_store_to(Dtype dt, void *p, int64_t i, int64_t end, f32x16 v) {
+    if (i + 16 <= end)
+        v_store(dt, p, i, v);
+    else
+        v_store_n(dt, p, i, v, (int)(end - i));
+}
+
+// Run `call` with a constant DT equal to dt, so that inlined kernels are compiled once for each dtype.
+#define WITH_DTYPE(dt, call)                                               \
+    do {                                                                   \
+        switch (dt) {                                                      \
+            case DTYPE_BF16: { const Dtype DT = DTYPE_BF16; call; break; } \
+            case DTYPE_FP16: { const Dtype DT = DTYPE_FP16; call; break; } \
+            default: { const Dtype DT = DTYPE_FP32; call; }                \
+        }                                                                  \
+    } while (0)
+
+// ---- exponential, to about 1 ulp, by range reduction and a polynomial (Cody & Waite; coefficients of Cephes' expf) ----
+// e^x; 0 below -87.33 (about the smallest normal number), +inf above the largest. NaN stays NaN.
 SIMD f32x16 v_exp(f32x16 x) {
-    f32x16 clamped = v_max(v_min(x, v_set(88.8f)), v_set(-87.4f));
+    f32x16 clamped = v_max(v_set(-88.0f), v_min(v_set(88.8f), x));  // in this order NaN passes through
     // n = round(x / ln 2) by adding and subtracting 1.5·2^23; x = n·ln 2 + r with ln 2 in two parts
     f32x16 shifted = v_fma(clamped, v_set(1.44269504f), v_set(12582912.0f));
     f32x16 n = shifted - v_set(12582912.0f);
@@ -175,29 +218,20 @@ SIMD f32x16 v_exp(f32x16 x) {
     p = v_fma(p, r, v_set(1.6666665459e-1f));
     p = v_fma(p, r, v_set(5.0000001201e-1f));
     p = v_fma(p, r * r, r) + v_set(1.0f);
+#if defined(__AVX512F__)
+    __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)v_set(-87.33f), _CMP_NLT_UQ);
+    return (f32x16)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)n);
+#else
     // 2^n in two factors, so that n = 128 (results up to the largest number) does not overflow too early
     i32x16 k = (i32x16)shifted - (i32x16)v_set(12582912.0f);
     i32x16 k1 = k >> 1, k2 = k - k1;
     f32x16 y = p * (f32x16)((k1 + 127) << 23) * (f32x16)((k2 + 127) << 23);
-    y = v_select(x < v_set(-87.33f), v_zero(), y);
-    y = v_select(x > v_set(88.7228f), v_set(INFINITY), y);
-    return v_select(x != x, x, y);
+    return (f32x16)(~(x < v_set(-87.33f)) & (i32x16)y);
+#endif
 }
-// tanh x = sign(x)·(1 - 2/(e^{2|x|} + 1)); a series near 0 keeps the relative error small there.
-SIMD f32x16 v_tanh(f32x16 x) {
-    f32x16 a = (f32x16)((i32x16)x & 0x7fffffff);
-    f32x16 e = v_exp(v_min(a, v_set(20.0f)) * v_set(2.0f));
-    f32x16 large = v_set(1.0f) - v_set(2.0f) / (e + v_set(1.0f));
-    f32x16 x2 = x * x;
-    f32x16 p = v_set(-5.70498872745e-3f);
-    p = v_fma(p, x2, v_set(2.06390887954e-2f));
-    p = v_fma(p, x2, v_set(-5.37397155531e-2f));
-    p = v_fma(p, x2, v_set(1.33314422036e-1f));
-    p = v_fma(p, x2, v_set(-3.33332819422e-1f));
-    f32x16 small = v_fma(p * x2, x, x);
-    f32x16 signed_large = (f32x16)((i32x16)large | ((i32x16)x & (int32_t)0x80000000));
-    f32x16 y = v_select(a < v_set(0.625f), small, signed_large);
-    return v_select(x != x, x, y);
+// 1 / (1 + e^-x)
+SIMD f32x16 v_sigmoid(f32x16 x) {
+    return v_set(1.0f) / (v_set(1.0f) + v_exp(-x));
 }
 
 #endif
