@@ -9,8 +9,9 @@
 
 #include "zero/comm_mpi_world.h"
 
-// Sleep between polls: short after something moved, then longer.
-enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 200, PAUSE_IDLE_MAX_US = 20000 };
+// Sleep between polls: a tenth of the time since something moved, within these bounds. While no job is there MPI still
+// needs a call now and then, for messages that it has taken but not yet sent.
+enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 1000, PAUSE_IDLE_MAX_US = 20000 };
 
 // Several ranks often find the same fault at the same time. Before it speaks, each listens a little longer than the one
 // before it, so that only one of them is heard.
@@ -273,6 +274,11 @@ static void wait_for_news(int microseconds) {
     mpi.has_news = false;
 }
 
+static int pause_us(double seconds_since_move, bool busy) {
+    double pause = 1e6 * seconds_since_move / 10, longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
+    return pause < PAUSE_MIN_US ? PAUSE_MIN_US : (int)(pause < longest ? pause : longest);
+}
+
 static void *thread_main(void *unused) {
     (void)unused;
     Status status = mpi_world_open(mpi.world);
@@ -281,15 +287,15 @@ static void *thread_main(void *unused) {
     snprintf(mpi.start_message, sizeof mpi.start_message, "%s", status_message());
     mpi.world = NULL;
     pthread_cond_broadcast(&mpi.moved);
-    int pause_us = PAUSE_MIN_US;
+    double last_move = comm_clock();
     while (!mpi.stop && status == OK) {
         if (mpi.abort_message)
             end_run(mpi.abort_status, mpi.abort_message);
         bool busy, moved = poll_jobs(&busy);
-        int longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
-        pause_us = moved || mpi.has_news ? PAUSE_MIN_US : 2 * pause_us < longest ? 2 * pause_us : longest;
+        if (moved || mpi.has_news)
+            last_move = comm_clock();
         if (!moved)
-            wait_for_news(pause_us);
+            wait_for_news(pause_us(comm_clock() - last_move, busy));
     }
     pthread_mutex_unlock(&mpi.mutex);
     if (status == OK)
