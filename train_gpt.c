@@ -246,7 +246,8 @@ done:
 }
 
 static CheckpointRun checkpoint_run(const Run *r) {
-    return (CheckpointRun){.config = &r->config, .data = r->data, .environment = r->environment};
+    return (CheckpointRun){.config = &r->config, .data = r->data, .environment = r->environment,
+                           .reduce_group = comm_shape(r->comm).reduce_group};
 }
 
 // A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
@@ -463,6 +464,10 @@ static Status open_state(Run *r) {
 }
 
 static void close_run(Run *r) {
+    Stream *streams[] = {r->gather, r->reduce};  // the last step's parameters may still be travelling
+    for (int i = 0; i < 2; i++)
+        if (streams[i] && stream_sync(streams[i]) != OK)
+            status_clear();
     loader_close(r->loader);
     log_close(r->log);
     device_host_free(r->device, r->sampler_scratch);

@@ -32,6 +32,17 @@ while [ $# -gt 0 ]; do
     shift
 done
 
+# The dictionary's entries, one a document, with a blank line between them: an entry begins where a line is not indented.
+# Broken lines are joined, and lines that only name a source ("[1913 Webster]") left out.
+entries() {
+    zcat $TEXT | LC_ALL=C awk '
+        function flush() { if (paragraph != "") print (begins ? "\n" : "") paragraph; paragraph = ""; begins = 0 }
+        /^ *(\[[^]]*\])?$/ { flush(); next }
+        /^[^ ]/ && paragraph == "" { begins = 1 }
+        { gsub(/ +/, " "); sub(/^ /, ""); paragraph = paragraph (paragraph == "" ? "" : " ") $0 }
+        END { flush() }'
+}
+
 echo "== 1/5 packages"
 scripts/install_deps.sh build data
 
@@ -42,7 +53,7 @@ echo "== 3/5 shards of $TEXT"
 if [ -e $SHARDS/train_00000.h5 ] && [ -e $SHARDS/val_00000.h5 ]; then
     echo "Kept: $SHARDS has them."
 else
-    zcat $TEXT | "$PYTHON" data/prepare.py - --tokenizer sentencepiece --vocab-size $VOCAB --out $SHARDS
+    entries | "$PYTHON" data/prepare.py - --split-on blank-lines --tokenizer sentencepiece --vocab-size $VOCAB --out $SHARDS
 fi
 
 # bf16 is the faster dtype only where the CPU multiplies it itself.
@@ -82,10 +93,19 @@ else
     echo "$steps steps of $((MICRO_BATCH * SEQ_LEN)) tokens, about $minutes minutes."
     ./train_gpt "${common[@]}" --steps "$steps" --warmup $((steps / 20 + 1)) --eval-every $((steps / 10 + 1)) \
         --eval-batches 20 --sample-every $((steps / 3 + 1)) --checkpoint-every $((steps / 4 + 1)) --keep 1 \
-        --temperature 0.8 --top-k 50 --resume auto --out $RUN
+        --temperature 0.8 --top-k 50 --resume auto --out $RUN || {
+        code=$?
+        [ $code -ne 3 ] || echo "Interrupted, and saved. Run scripts/quickstart.sh again to go on."
+        exit $code
+    }
 fi
 
 echo "== 5/5 what came of it"
+"$PYTHON" - $RUN/log.jsonl <<'EOF'
+import json, sys
+texts = [event["text"] for event in map(json.loads, open(sys.argv[1])) if event["event"] == "sample"]
+print("It writes:\n\n" + texts[-1].strip() + "\n" if texts else "It wrote no sample.")
+EOF
 "$PYTHON" scripts/plot.py $RUN/log.jsonl --out $RUN/loss.png
-echo "Validation loss $(value val_loss eval $RUN/log.jsonl) after $(value step end $RUN/log.jsonl) steps."
+printf 'Validation loss %.4f after %d steps.\n' "$(value val_loss eval $RUN/log.jsonl)" "$(value step end $RUN/log.jsonl)"
 echo "Log: $RUN/log.jsonl  Plot: $RUN/loss.png"

@@ -1,5 +1,5 @@
-// ranks: several ranks in one process, each a thread with its own part of a toy model's state, and the collectives between
-// them that checkpoints use. The program that includes this defines zero/comm.h's host collectives itself.
+// ranks: several ranks in one process, each a thread with its own part of a toy model's state, and the collectives
+// between them that checkpoints use. The program that includes this defines zero/comm.h's host collectives itself.
 #ifndef TEST_RANKS_H
 #define TEST_RANKS_H
 
@@ -15,7 +15,7 @@ enum { MAX_RANKS = 8 };
 typedef struct World {
     int size;
     pthread_barrier_t barrier;
-    void *shared;                      // the root's data
+    void *shared;  // the root's data
     const double *doubles[MAX_RANKS];
     const Hash128 *hashes[MAX_RANKS];
 } World;
@@ -31,11 +31,6 @@ int comm_rank(const Comm *comm) {
 
 int comm_size(const Comm *comm) {
     return comm->world->size;
-}
-
-CommShape comm_shape(const Comm *comm) {
-    int n = comm->world->size;
-    return (CommShape){.n_ranks = n, .shard_group = n, .reduce_group = n};
 }
 
 Status comm_max(Comm *comm, const char *what, double *values, int n) {
@@ -128,8 +123,11 @@ static void ranks_open(Rank *ranks, int n, int group, int64_t scale) {
         Rank *rank = &ranks[r];
         *rank = (Rank){.comm = {world, r}};
         assert_ok(layout_from_units(units, TOY_UNITS, true, n, group, r, &rank->layout));
-        rank->view = (StateView){.has = {true, true, true}, .staging = malloc(STATE_PIECE_BYTES), .context = rank,
-                                 .fetch = toy_fetch, .store = toy_store};
+        rank->view = (StateView){.has = {true, true, true},
+                                 .staging = malloc(STATE_PIECE_BYTES),
+                                 .context = rank,
+                                 .fetch = toy_fetch,
+                                 .store = toy_store};
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
             for (int u = 0; u < TOY_UNITS; u++)
                 rank->state[kind][u] = calloc((size_t)rank->layout.units[u].shard_len, sizeof(float));
@@ -150,10 +148,20 @@ static void ranks_close(Rank *ranks, int n) {
 
 static void ranks_fill(Rank *ranks, int n, int64_t step) {
     for (int r = 0; r < n; r++) {
-        ranks[r].run = (RunState){.step = step, .updates = step - step / 10, .samples = 480 * step, .skipped = step / 10,
+        ranks[r].run = (RunState){.step = step,
+                                  .updates = step - step / 10,
+                                  .samples = 480 * step,
+                                  .skipped = step / 10,
                                   .log_bytes = ((int64_t)1 << 52) + step,
-                                  .scale = {.scale = 65536.0 / 3.0, .dynamic = true, .iteration = step, .last_overflow = -1,
-                                            .hysteresis_left = 1, .window = 1000, .hysteresis = 2, .factor = 2.0, .minimum = 0.1}};
+                                  .scale = {.scale = 65536.0 / 3.0,
+                                            .dynamic = true,
+                                            .iteration = step,
+                                            .last_overflow = -1,
+                                            .hysteresis_left = 1,
+                                            .window = 1000,
+                                            .hysteresis = 2,
+                                            .factor = 2.0,
+                                            .minimum = 0.1}};
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
             for (int u = 0; u < TOY_UNITS; u++) {
                 const UnitLayout *unit = &ranks[r].layout.units[u];

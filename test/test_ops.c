@@ -2,7 +2,7 @@
 // references against finite differences, gradients accumulated twice, bits against the number of threads, and timing.
 //
 //     test_ops                  check every row, then again with lower instruction sets (ZERO_ISA)
-//     test_ops --time [NAME]    time the TIMED rows (of the kinds whose name contains NAME)
+//     test_ops [--threads N] --time [NAME]    time the TIMED rows (of the kinds whose name contains NAME)
 //     test_ops --device cuda    on another device
 //
 // Everything reaches the device through device_alloc and stream_copy. Results, the gaps between rows and a guard behind
@@ -192,6 +192,7 @@ static void case_free(Case *c) {
 
 // ---- running a row on the device ----
 static DeviceKind device_kind_chosen = DEVICE_CPU;
+static int threads_chosen;  // for timing; 0: all
 typedef struct Machine {
     Device *device;
     Stream *stream;
@@ -301,7 +302,7 @@ static double distance(const Image *m, const double *expected, double factor) {
 }
 static void compare(const Case *c, const char *what, const Tensor *t, const Image *m, const double *expected, double factor) {
     double tolerance = c->row->tolerance != 0 ? c->row->tolerance : c->row->kind->tolerance;
-    double allowed = tolerance + unit_roundoff(m->type) + (c->dt == DTYPE_FP32 ? 0 : c->row->kind->tolerance_16);
+    double allowed = tolerance + unit_roundoff(m->type) + c->row->kind->roundings_16 * unit_roundoff((int)c->dt);
     double found = distance(m, expected, factor);
     if (found > allowed)
         fault(c, what, t->name, found, allowed);
@@ -615,14 +616,14 @@ static double moved_bytes(const Case *c, const Run *r, bool backward) {
         if (reads)
             bytes += elements * (double)type_bytes(t->type) * (t->role == INOUT ? 2 : 1);
         if (backward && r->d[k].staging)
-            bytes += (double)tensor_len(t) * (double)type_bytes(t->grad_type);
+            bytes += (t->sums ? (double)tensor_len(t) : elements) * (double)type_bytes(t->grad_type);
     }
     return bytes;
 }
 static void time_row(const Row *row, Dtype dt) {
     if (!implemented(&cpu_ops, row))
         return;
-    Machine machine = machine_open(0, STREAM_COMPUTE);
+    Machine machine = machine_open(threads_chosen, STREAM_COMPUTE);
     const Case c = case_shape(row, dt);
     Run r = run_make(&c, machine);  // no arrays of doubles, so no tensors yet
     for (int k = 0; k < TENSORS; k++) {
@@ -658,7 +659,7 @@ static void time_row(const Row *row, Dtype dt) {
 // What memory gives: x[i] += c over three arrays of the optimizer's size, on all threads.
 static void time_memory(void) {
     const int64_t len = 3 * (int64_t)(16 << 20);
-    Machine machine = machine_open(0, STREAM_COMPUTE);
+    Machine machine = machine_open(threads_chosen, STREAM_COMPUTE);
     void *memory;
     assert_ok(device_alloc(machine.device, MEM_WORKSPACE, "x", (size_t)len * 4, &memory));
     float *x = memory;
@@ -695,6 +696,8 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
             device_kind_chosen = strcmp(argv[++i], "cuda") == 0 ? DEVICE_CUDA : DEVICE_CPU;
+        } else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
+            threads_chosen = atoi(argv[++i]);
         } else if (strcmp(argv[i], "--time") == 0) {
             if (device_kind_chosen == DEVICE_CPU)
                 time_memory();

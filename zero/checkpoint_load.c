@@ -26,11 +26,15 @@ static Status check_unit(const UnitSpec *saved, const UnitSpec *unit, int u) {
         shape_text(a, a_shape, sizeof a_shape);
         shape_text(b, b_shape, sizeof b_shape);
         if (strcmp(a->name, b->name) != 0 || strcmp(a_shape, b_shape) != 0 || a->offset != b->offset)
-            return fail("it is of another model: tensor %d of unit %d is %s %s at element %lld there, and %s %s at element %lld "
-                        "in this run", t, u, a->name, a_shape, (long long)a->offset, b->name, b_shape, (long long)b->offset);
+            return fail(
+                "it is of another model: tensor %d of unit %d is %s %s at element %lld there, and %s %s at element "
+                "%lld "
+                "in this run",
+                t, u, a->name, a_shape, (long long)a->offset, b->name, b_shape, (long long)b->offset);
     }
     if (saved->n_tensors != unit->n_tensors || saved->len != unit->len)
-        return fail("it is of another model: unit %d has %d tensors there, %d in this run", u, saved->n_tensors, unit->n_tensors);
+        return fail("it is of another model: unit %d has %d tensors there, %d in this run", u, saved->n_tensors,
+                    unit->n_tensors);
     return OK;
 }
 
@@ -51,9 +55,11 @@ static Status check_kinds(const Manifest *manifest, const StateView *view) {
         saved[manifest->datasets[d].kind] = true;
     for (StateKind kind = 0; kind < STATE_KINDS; kind++)
         if (saved[kind] != view->has[kind])
-            return fail("it is of another optimizer: state \"%s\" is %s there and %s in this run; choose the --optimizer that it "
-                        "was saved with", state_kind_names[kind], saved[kind] ? "present" : "absent",
-                        view->has[kind] ? "needed" : "not");
+            return fail(
+                "it is of another optimizer: state \"%s\" is %s there and %s in this run; choose the --optimizer that "
+                "it "
+                "was saved with",
+                state_kind_names[kind], saved[kind] ? "present" : "absent", view->has[kind] ? "needed" : "not");
     return OK;
 }
 
@@ -66,8 +72,8 @@ static void note(char *notes, size_t notes_bytes, const char *format, ...) {
     va_end(arguments);
 }
 
-static Status check_run(const Manifest *manifest, const CheckpointRun *run, const Layout *layout, int reduce_group,
-                        char *notes, size_t notes_bytes) {
+static Status check_run(const Manifest *manifest, const CheckpointRun *run, const Layout *layout, char *notes,
+                        size_t notes_bytes) {
     char differences[1024] = "";
     int n = config_compare(run->config, manifest->config, differences, sizeof differences);
     if (strcmp(run->data, manifest->data) != 0) {
@@ -75,13 +81,16 @@ static Status check_run(const Manifest *manifest, const CheckpointRun *run, cons
         n++;
     }
     if (n > 0 && !run->config->resume_changed)
-        return fail("its run had other options:\n%sPass --resume-changed to go on with the options of now", differences);
+        return fail("its run had other options:\n%sPass --resume-changed to go on with the options of now",
+                    differences);
     note(notes, notes_bytes, "%s", differences);
-    if (manifest->layout.n_ranks != layout->n_ranks || manifest->reduce_group != reduce_group)
-        note(notes, notes_bytes, "ranks: saved %d (added in groups of %d), now %d (%d): losses agree to rounding, not bit for bit\n",
-             manifest->layout.n_ranks, manifest->reduce_group, layout->n_ranks, reduce_group);
+    if (manifest->layout.n_ranks != layout->n_ranks || manifest->reduce_group != run->reduce_group)
+        note(notes, notes_bytes,
+             "ranks: saved %d (reduced in groups of %d), now %d (of %d): losses agree to rounding, not bit for bit\n",
+             manifest->layout.n_ranks, manifest->reduce_group, layout->n_ranks, run->reduce_group);
     if (strcmp(run->environment, manifest->environment) != 0)
-        note(notes, notes_bytes, "environment: saved %s, now %s: bits may differ\n", manifest->environment, run->environment);
+        note(notes, notes_bytes, "environment: saved %s, now %s: bits may differ\n", manifest->environment,
+             run->environment);
     return OK;
 }
 
@@ -156,8 +165,10 @@ static Status advise(Status status, const char *path) {
     free(steps);
     status_clear();
     if (*before)
-        fail("%s\nThis checkpoint cannot be used. To go on from the one before: --resume %s (check it first with --verify)",
-             message, before);
+        fail(
+            "%s\nThis checkpoint cannot be used. To go on from the one before: --resume %s (check it first with "
+            "--verify)",
+            message, before);
     else
         fail("%s\nThis checkpoint cannot be used, and there is none before it in %s", message, out);
     return status;
@@ -178,7 +189,7 @@ static Status load_collectively(const char *path, const CheckpointRun *run, cons
     if (status == OK)
         status = check_model(manifest, layout);
     if (status == OK)
-        status = check_run(manifest, run, layout, comm_shape(comm).reduce_group, notes, notes_bytes);
+        status = check_run(manifest, run, layout, notes, notes_bytes);
     if (status == OK)
         status = check_kinds(manifest, view);
     TRY(agree(comm, "checkpoint comparison", status));
@@ -189,8 +200,8 @@ static Status load_collectively(const char *path, const CheckpointRun *run, cons
     return agree(comm, "checkpoint rank files", status);
 }
 
-Status checkpoint_load(const char *path, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
-                       RunState *state, char *notes, size_t notes_bytes) {
+Status checkpoint_load(const char *path, const CheckpointRun *run, const Layout *layout, Comm *comm,
+                       const StateView *view, RunState *state, char *notes, size_t notes_bytes) {
     Manifest manifest = {0};
     notes[0] = '\0';
     Status status = load_collectively(path, run, layout, comm, view, &manifest, notes, notes_bytes);

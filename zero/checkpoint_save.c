@@ -35,7 +35,7 @@ static Status begin(Save *save) {
     return durable_make_dir(path);
 }
 
-static Status describe(Save *save, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
+static Status describe(Save *save, const CheckpointRun *run, const Layout *layout, const StateView *view,
                        const RunState *state) {
     Manifest *manifest = &save->manifest;
     UnitSpec *units = calloc((size_t)layout->n_units, sizeof *units);
@@ -43,12 +43,12 @@ static Status describe(Save *save, const CheckpointRun *run, const Layout *layou
         return fail("no memory for %d units", layout->n_units);
     for (int u = 0; u < layout->n_units; u++)
         units[u] = layout->units[u].spec;
-    Status status = layout_from_units(units, layout->n_units, layout->tied, layout->n_ranks, layout->group, layout->rank,
-                                      &manifest->layout);
+    Status status = layout_from_units(units, layout->n_units, layout->tied, layout->n_ranks, layout->group,
+                                      layout->rank, &manifest->layout);
     free(units);
     TRY(status);
     manifest->run = *state;
-    manifest->reduce_group = comm_shape(comm).reduce_group;
+    manifest->reduce_group = run->reduce_group;
     manifest->zero_stage = run->config->zero_stage;
     manifest->dtype = run->config->dtype;
     manifest->config = config_to_json(run->config);
@@ -59,35 +59,48 @@ static Status describe(Save *save, const CheckpointRun *run, const Layout *layou
     return manifest_tables(manifest, view->has);
 }
 
-// What rank 0 must know of each rank's file: size, hash, a hash of the places of its datasets, and the hashes of its pieces.
+// What rank 0 must know of each rank's file: its size and hash, the places of its datasets (as a hash, for they must be
+// the same on every rank), and the hashes of its pieces.
 enum { REPORT_BYTES, REPORT_HASH, REPORT_PLACES, REPORT_PIECES };
 
-static Status collect(Manifest *manifest, Comm *comm) {
-    int rank = comm_rank(comm);
-    size_t n = REPORT_PIECES + (size_t)manifest->n_pieces;
-    uint64_t *report = calloc(n, sizeof *report);
-    Status status = agree(comm, "checkpoint report", report ? OK : fail("no memory for %zu hashes", n));
-    uint64_t places = hash_bytes(manifest->datasets, (size_t)manifest->n_datasets * sizeof *manifest->datasets, 0);
-    for (int f = 0; f < manifest->layout.group && status == OK; f++) {
-        RankFile *file = &manifest->files[f];
-        if (f == rank) {
-            report[REPORT_BYTES] = (uint64_t)file->bytes;
-            report[REPORT_HASH] = file->hash;
-            report[REPORT_PLACES] = places;
-            memcpy(report + REPORT_PIECES, file->pieces, (size_t)manifest->n_pieces * sizeof *report);
-        }
-        status = comm_broadcast(comm, "checkpoint report", report, n * sizeof *report, f);
-        if (status == OK && rank == 0) {
-            file->bytes = (int64_t)report[REPORT_BYTES];
-            file->hash = report[REPORT_HASH];
-            memcpy(file->pieces, report + REPORT_PIECES, (size_t)manifest->n_pieces * sizeof *report);
-            if (report[REPORT_PLACES] != places)
-                status = fail("HDF5 of rank %d places datasets differently than that of rank 0: give all hosts the same version",
-                              f);
-        }
+static void make_report(const Manifest *manifest, const RankFile *file, uint64_t *report) {
+    report[REPORT_BYTES] = (uint64_t)file->bytes;
+    report[REPORT_HASH] = file->hash;
+    report[REPORT_PLACES] =
+        hash_bytes(manifest->datasets, (size_t)manifest->n_datasets * sizeof *manifest->datasets, 0);
+    memcpy(report + REPORT_PIECES, file->pieces, (size_t)manifest->n_pieces * sizeof *report);
+}
+
+static void take_report(const Manifest *manifest, RankFile *file, const uint64_t *report) {
+    file->bytes = (int64_t)report[REPORT_BYTES];
+    file->hash = report[REPORT_HASH];
+    memcpy(file->pieces, report + REPORT_PIECES, (size_t)manifest->n_pieces * sizeof *report);
+}
+
+// Every rank hears every report, so every rank comes to the same verdict and to the same next collective.
+static Status exchange_reports(Manifest *manifest, Comm *comm, uint64_t *report) {
+    size_t bytes = (REPORT_PIECES + (size_t)manifest->n_pieces) * sizeof *report;
+    uint64_t places = 0;
+    for (int f = 0; f < manifest->layout.group; f++) {
+        if (f == comm_rank(comm))
+            make_report(manifest, &manifest->files[f], report);
+        TRY(comm_broadcast(comm, "checkpoint report", report, bytes, f));
+        take_report(manifest, &manifest->files[f], report);
+        if (f == 0)
+            places = report[REPORT_PLACES];
+        if (report[REPORT_PLACES] != places)
+            return fail(
+                "HDF5 of rank %d places datasets differently than that of rank 0: give all hosts the same version", f);
     }
+    return OK;
+}
+
+static Status collect(Manifest *manifest, Comm *comm) {
+    uint64_t *report = calloc(REPORT_PIECES + (size_t)manifest->n_pieces, sizeof *report);
+    TRY(agree(comm, "checkpoint report", report ? OK : fail("no memory for the hashes of rank files")));
+    Status status = exchange_reports(manifest, comm, report);
     free(report);
-    return agree(comm, "checkpoint report", status);
+    return status;
 }
 
 // Rank 0, when all rank files are on the disk.
@@ -106,7 +119,7 @@ static Status commit(Save *save) {
 static Status save_collectively(Save *save, const CheckpointRun *run, const Layout *layout, Comm *comm,
                                 const StateView *view, const RunState *state) {
     int rank = comm_rank(comm);
-    Status status = describe(save, run, layout, comm, view, state);
+    Status status = describe(save, run, layout, view, state);
     if (status == OK && rank == 0)
         status = begin(save);
     TRY(agree(comm, "checkpoint start", status));
@@ -118,8 +131,8 @@ static Status save_collectively(Save *save, const CheckpointRun *run, const Layo
     return agree(comm, "checkpoint commit", rank == 0 ? commit(save) : OK);
 }
 
-Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm, const StateView *view,
-                       const RunState *state) {
+Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm,
+                       const StateView *view, const RunState *state) {
     Save *save = calloc(1, sizeof *save);
     if (!save)
         return fail("no memory to save a checkpoint");
@@ -130,7 +143,8 @@ Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *
         status = save_collectively(save, run, layout, comm, view, state);
     if (status != OK) {
         if (comm_rank(comm) == 0)
-            durable_remove_tree(save->partial);  // best effort: it has no final name, and the first error is the one to report
+            durable_remove_tree(
+                save->partial);  // best effort: it has no final name, and the first error is the one to report
         status = fail_context(status, "cannot save %s (earlier checkpoints are untouched)", save->final);
     }
     manifest_free(&save->manifest);

@@ -65,7 +65,8 @@ Status durable_read_file(const char *path, int64_t max_bytes, char **text, size_
     Status status = OK;
     *text = NULL;
     if (size > max_bytes)
-        status = fail("%s has %lld bytes, more than the %lld it could need", path, (long long)size, (long long)max_bytes);
+        status =
+            fail("%s has %lld bytes, more than the %lld it could need", path, (long long)size, (long long)max_bytes);
     else if (!(*text = malloc((size_t)size + 1)))
         status = fail("no memory for the %lld bytes of %s", (long long)size, path);
     else
@@ -109,7 +110,8 @@ Status durable_sync(const char *path) {
     return status;
 }
 
-// Where names cannot be exchanged (some network file systems): step aside under a name that readers ignore, then rename.
+// Where names cannot be exchanged (some network file systems): step aside under a name that readers ignore, then
+// rename.
 static Status replace_by_two_renames(const char *from, const char *to) {
     char aside[PATH_BYTES];
     int n = snprintf(aside, sizeof aside, "%s.old.tmp", to);

@@ -1,9 +1,9 @@
 // durable: files that are complete on the disk, or absent.
 //
-// What a crash may leave: any prefix of what was not synced, in any order. So: write, sync the file, sync its directory,
-// and only then rename the directory to the name that readers look for, and sync the parent (Pillai et al. 2014, "All File
-// Systems Are Not Created Equal"). All errors name the path and the system's reason. Short reads and writes are resumed;
-// a file that ends early is an error.
+// What a crash may leave: any prefix of what was not synced, in any order. So: write, sync the file, sync its
+// directory, and only then rename the directory to the name that readers look for, and sync the parent (Pillai et al.
+// 2014, "All File Systems Are Not Created Equal"). All errors name the path and the system's reason. Short reads and
+// writes are resumed; a file that ends early is an error.
 #ifndef ZERO_DURABLE_H
 #define ZERO_DURABLE_H
 
@@ -31,7 +31,8 @@ Status durable_make_dir(const char *path);
 // Sync what is already written, by whomever: a file's content, or a directory's list of names.
 Status durable_sync(const char *path);
 // Give the directory `from` the name `to`, in the same parent, and sync the parent. What had that name before is gone
-// afterwards; there is no moment without a complete `to` (where the file system can exchange names: all local ones of Linux).
+// afterwards; there is no moment without a complete `to` (where the file system can exchange names: all local ones of
+// Linux).
 Status durable_publish(const char *from, const char *to);
 // Delete a directory and everything in it; symbolic links are not followed. An absent directory is fine.
 Status durable_remove_tree(const char *path);

@@ -6,9 +6,10 @@
 
 #include "llm/status.h"
 
-// A file being made, in memory. HDF5 1.10 cannot survive a full disk: when a write fails as a file is closed, the file stays
-// open for ever and the library loops or crashes at exit. So it writes to memory (holes take none), and the caller copies
-// what it wrote to the disk, where errors can be handled. `image` is the file's bytes, readable after h5_close.
+// A file being made, in memory. HDF5 1.10 cannot survive a full disk: when a write fails as a file is closed, the file
+// stays open for ever and the library loops or crashes at exit. So it writes to memory (holes take none), and the
+// caller copies what it wrote to the disk, where errors can be handled. `image` is the file's bytes, readable after
+// h5_close.
 typedef struct H5Image {
     hid_t file;
     int image;  // file descriptor, which the caller closes

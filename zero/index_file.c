@@ -11,8 +11,10 @@
 #include "zero/h5.h"
 
 static const char README[] =
-    "Each unit of the model, whole, as virtual datasets over the rank files. Check with `train_gpt --verify DIR` first: what "
-    "is missing reads as NaN. Elements [offset, offset + rows*columns) of a unit are a tensor, see attribute `tensors`.";
+    "Each unit of the model, whole, as virtual datasets over the rank files. Check with `train_gpt --verify DIR` "
+    "first: what "
+    "is missing reads as NaN. Elements [offset, offset + rows*columns) of a unit are a tensor, see attribute "
+    "`tensors`.";
 
 static const int64_t MAX_INDEX_BYTES = (int64_t)1 << 30;
 
@@ -32,7 +34,9 @@ static Status describe_tensors(hid_t group, const UnitSpec *unit) {
     TensorRow rows[MAX_TENSORS] = {0};
     for (int t = 0; t < unit->n_tensors; t++) {
         const TensorSpec *tensor = &unit->tensors[t];
-        rows[t] = (TensorRow){.dtype = "float32", .offset = tensor->offset, .rows = tensor->shape[0],
+        rows[t] = (TensorRow){.dtype = "float32",
+                              .offset = tensor->offset,
+                              .rows = tensor->shape[0],
                               .columns = tensor->n_dims == 2 ? tensor->shape[1] : 0};
         memcpy(rows[t].name, tensor->name, sizeof rows[t].name);
     }
@@ -142,8 +146,10 @@ Status index_file_verify(const char *directory, const Manifest *manifest) {
     uint64_t hash = hash_bytes(data, bytes, 0);
     free(data);
     if ((int64_t)bytes != manifest->index_bytes || hash != manifest->index_hash)
-        return fail("%s is damaged: %zu bytes with hash %016llx, its manifest says %lld bytes, %016llx; training state is not "
-                    "affected, h5py may be", path, bytes, (unsigned long long)hash, (long long)manifest->index_bytes,
-                    (unsigned long long)manifest->index_hash);
+        return fail(
+            "%s is damaged: %zu bytes with hash %016llx, its manifest says %lld bytes, %016llx; training state is not "
+            "affected, h5py may be",
+            path, bytes, (unsigned long long)hash, (long long)manifest->index_bytes,
+            (unsigned long long)manifest->index_hash);
     return OK;
 }

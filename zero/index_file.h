@@ -1,8 +1,9 @@
 // index_file: index.h5, which shows every unit whole, for people and h5py. The loader never opens it.
 //
-// /unit_0003/master is a virtual dataset over the rank files, without padding; attribute `tensors` of /unit_0003 is a table of
-// (name, dtype, offset, rows, columns), columns 0 for vectors. File names are relative, so a checkpoint may be moved. HDF5
-// reads a source that is missing as fill values without a word: they are NaN here, and `train_gpt --verify` tells for sure.
+// /unit_0003/master is a virtual dataset over the rank files, without padding; attribute `tensors` of /unit_0003 is a
+// table of (name, dtype, offset, rows, columns), columns 0 for vectors. File names are relative, so a checkpoint may be
+// moved. HDF5 reads a source that is missing as fill values without a word: they are NaN here, and `train_gpt --verify`
+// tells for sure.
 #ifndef ZERO_INDEX_FILE_H
 #define ZERO_INDEX_FILE_H
 

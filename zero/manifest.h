@@ -1,9 +1,9 @@
 // manifest: what a checkpoint holds, in one JSON file that the loader trusts once it has checked it.
 //
-// manifest.json says where every element of the state is: for each rank file its size and hash, the byte offset and length of
-// each dataset, and a 64-bit hash (XXH64, 16 hexadecimal digits) of each 4 MiB of it. Its last member is a hash of all text
-// before that hash, so a flipped byte anywhere is found. A reader still treats every field as hostile: counts are
-// bounded before memory is allocated, lengths must add up, and no name is used as a path.
+// manifest.json says where every element of the state is: for each rank file its size and hash, the byte offset and
+// length of each dataset, and a 64-bit hash (XXH64, 16 hexadecimal digits) of each 4 MiB of it. Its last member is a
+// hash of all text before that hash, so a flipped byte anywhere is found. A reader still treats every field as hostile:
+// counts are bounded before memory is allocated, lengths must add up, and no name is used as a path.
 //
 //   { "format": "zero.c checkpoint", "version": 1, "uuid": …,
 //     "run":    step, updates, samples, skips, length of the log, loss scaler
@@ -27,12 +27,12 @@ enum { MANIFEST_VERSION = 1, UUID_BYTES = 33, FILE_NAME_BYTES = 80 };
 
 // Everything besides weights and moments that makes the next step the same.
 typedef struct RunState {
-    int64_t step;              // steps finished
-    int64_t updates;           // optimizer updates applied (Adam's t)
-    int64_t samples;           // samples of the order consumed: step · global batch
-    int64_t skipped;           // steps skipped in all
+    int64_t step;     // steps finished
+    int64_t updates;  // optimizer updates applied (Adam's t)
+    int64_t samples;  // samples of the order consumed: step · global batch
+    int64_t skipped;  // steps skipped in all
     int64_t skipped_in_a_row;
-    int64_t log_bytes;         // length of log.jsonl when the checkpoint was written: a resumed log is cut to it
+    int64_t log_bytes;  // length of log.jsonl when the checkpoint was written: a resumed log is cut to it
     LossScale scale;
 } RunState;
 
@@ -53,9 +53,9 @@ typedef struct RankFile {
 } RankFile;
 
 typedef struct Manifest {
-    char uuid[UUID_BYTES];   // 32 hexadecimal digits, new for every save
-    Layout layout;           // how the state was cut: N ranks, S rank files
-    int reduce_group;
+    char uuid[UUID_BYTES];  // 32 hexadecimal digits, new for every save
+    Layout layout;          // how the state was cut: N ranks, S rank files
+    int reduce_group;       // G, ranks whose gradients are added first: it decides the bits of a sum
     int zero_stage;
     Dtype dtype;
     RunState run;
@@ -63,9 +63,9 @@ typedef struct Manifest {
     char *data, *environment;
     int n_datasets;
     StateDataset *datasets;
-    int64_t n_pieces;        // of one rank file
-    RankFile *files;         // (layout.group)
-    int64_t index_bytes;     // 0: there is no index.h5
+    int64_t n_pieces;     // of one rank file
+    RankFile *files;      // (layout.group)
+    int64_t index_bytes;  // 0: there is no index.h5
     uint64_t index_hash;
 } Manifest;
 

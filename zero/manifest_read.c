@@ -210,7 +210,8 @@ static Status read_datasets(const cJSON *json, Manifest *manifest) {
     int n_kinds = 0;
     for (kind = 0; kind < STATE_KINDS; kind++)
         n_kinds += has[kind];
-    TRY(get_list(json, "datasets", (int64_t)layout->n_units * n_kinds, (int64_t)layout->n_units * n_kinds, &list, &len));
+    TRY(get_list(json, "datasets", (int64_t)layout->n_units * n_kinds, (int64_t)layout->n_units * n_kinds, &list,
+                 &len));
     manifest->datasets = calloc((size_t)len, sizeof *manifest->datasets);
     bool *seen = calloc((size_t)layout->n_units * STATE_KINDS, sizeof *seen);
     Status status = manifest->datasets && seen ? OK : fail("no memory for %d datasets", len);

@@ -63,7 +63,8 @@ static int64_t piece_offset(const StateDataset *dataset, int64_t piece) {
     return dataset->offset + piece * STATE_PIECE_BYTES;
 }
 
-static Status write_pieces(int fd, const char *path, const StateDataset *dataset, const StateView *view, uint64_t *hashes) {
+static Status write_pieces(int fd, const char *path, const StateDataset *dataset, const StateView *view,
+                           uint64_t *hashes) {
     for (int64_t p = 0; p < dataset->n_pieces; p++) {
         int64_t len = rank_file_piece_len(dataset, p);
         size_t bytes = (size_t)len * sizeof(float);
@@ -81,7 +82,8 @@ static uint64_t chain(uint64_t hash, uint64_t next) {
 }
 
 // Chain the bytes [*position, end), which belong to no dataset, and write them to `copy` unless that is -1.
-static Status chain_gap(int fd, int copy, const char *path, int64_t *position, int64_t end, void *buffer, uint64_t *hash) {
+static Status chain_gap(int fd, int copy, const char *path, int64_t *position, int64_t end, void *buffer,
+                        uint64_t *hash) {
     while (*position < end) {
         size_t bytes = (size_t)(end - *position < STATE_PIECE_BYTES ? end - *position : STATE_PIECE_BYTES);
         TRY(durable_read_at(fd, path, buffer, bytes, *position));
@@ -93,8 +95,8 @@ static Status chain_gap(int fd, int copy, const char *path, int64_t *position, i
     return OK;
 }
 
-static Status file_hash(int fd, int copy, const char *path, const Manifest *manifest, const RankFile *file, void *buffer,
-                        uint64_t *hash) {
+static Status file_hash(int fd, int copy, const char *path, const Manifest *manifest, const RankFile *file,
+                        void *buffer, uint64_t *hash) {
     int64_t position = 0;
     *hash = 0;
     for (int d = 0; d < manifest->n_datasets; d++) {
@@ -155,7 +157,8 @@ Status rank_file_open(const char *directory, const Manifest *manifest, int file,
     if (bytes == manifest->files[file].bytes)
         return OK;
     close(*fd);
-    return fail("%s has %lld bytes, its manifest says %lld", path, (long long)bytes, (long long)manifest->files[file].bytes);
+    return fail("%s has %lld bytes, its manifest says %lld", path, (long long)bytes,
+                (long long)manifest->files[file].bytes);
 }
 
 Status rank_file_read(int fd, const char *directory, const Manifest *manifest, int file, int dataset, int64_t piece,
@@ -170,9 +173,10 @@ Status rank_file_read(int fd, const char *directory, const Manifest *manifest, i
     if (found == expected)
         return OK;
     state_dataset_name(d->unit, d->kind, name);
-    return fail("%s is damaged: dataset %s, bytes %lld to %lld of the file have hash %016llx, its manifest says %016llx", path,
-                name, (long long)offset, (long long)offset + (long long)bytes - 1, (unsigned long long)found,
-                (unsigned long long)expected);
+    return fail(
+        "%s is damaged: dataset %s, bytes %lld to %lld of the file have hash %016llx, its manifest says %016llx", path,
+        name, (long long)offset, (long long)offset + (long long)bytes - 1, (unsigned long long)found,
+        (unsigned long long)expected);
 }
 
 Status rank_file_verify(const char *directory, const Manifest *manifest, int file, float *buffer) {
@@ -189,8 +193,9 @@ Status rank_file_verify(const char *directory, const Manifest *manifest, int fil
         status = file_hash(fd, -1, path, manifest, &manifest->files[file], buffer, &hash);
     close(fd);
     if (status == OK && hash != manifest->files[file].hash)
-        status = fail("%s is damaged outside its datasets (in what HDF5 wrote): the file has hash %016llx, its manifest says "
-                      "%016llx; training state is not affected, h5py may be", path, (unsigned long long)hash,
-                      (unsigned long long)manifest->files[file].hash);
+        status = fail(
+            "%s is damaged outside its datasets (in what HDF5 wrote): the file has hash %016llx, its manifest says "
+            "%016llx; training state is not affected, h5py may be",
+            path, (unsigned long long)hash, (unsigned long long)manifest->files[file].hash);
     return status;
 }

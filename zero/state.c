@@ -4,8 +4,8 @@ const char *const state_kind_names[STATE_KINDS] = {"master", "m", "v"};
 
 Status state_hashes(const Layout *layout, Comm *comm, const StateView *view, char weights[HASH_TEXT_BYTES],
                     char moments[HASH_TEXT_BYTES]) {
-    Hash128 hashes[2] = {0, 0};                    // weights, moments
-    bool counts = layout->rank < layout->group;    // further groups hold copies of the first one's shards
+    Hash128 hashes[2] = {0, 0};                  // weights, moments
+    bool counts = layout->rank < layout->group;  // further groups hold copies of the first one's shards
     for (int u = 0; u < layout->n_units && counts; u++) {
         const UnitLayout *unit = &layout->units[u];
         for (StateKind kind = 0; kind < STATE_KINDS; kind++) {

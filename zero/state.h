@@ -1,4 +1,5 @@
-// state: the optimizer state of a rank, as checkpoints and hashes see it: pieces of fp32 elements, copied to and from the host.
+// state: the optimizer state of a rank, as checkpoints and hashes see it: pieces of fp32 elements, copied to and from
+// the host.
 //
 // Through this view they need to know nothing of devices, stages or offload, and can be tested without them.
 #ifndef ZERO_STATE_H
@@ -19,7 +20,8 @@ typedef struct StateView {
     bool has[STATE_KINDS];  // SGD has no v
     float *staging;         // (STATE_PIECE_LEN) host memory that both functions below can copy to and from
     void *context;
-    // Elements [begin, begin+len) of the rank's shard of unit u, len <= STATE_PIECE_LEN, to and from host memory. They return when the copy is done.
+    // Elements [begin, begin+len) of the rank's shard of unit u, len <= STATE_PIECE_LEN, to and from host memory. They
+    // return when the copy is done.
     Status (*fetch)(void *context, StateKind kind, int u, int64_t begin, int64_t len, float *to);
     Status (*store)(void *context, StateKind kind, int u, int64_t begin, int64_t len, const float *from);
 } StateView;

@@ -93,7 +93,7 @@ void cpu_attention_forward(Stream *stream, Dtype dt, void *out, float *lse, cons
         AttentionTiles tiles = my_tiles(&job, scratch, threads);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < heads * blocks; i++) {
-            int64_t block = blocks - 1 - i / heads, head = i % heads;
+            int64_t block = blocks - 1 - i % blocks, head = i / blocks;
             kernels->forward(&job, &tiles, (int)(head / s.heads), (int)(head % s.heads), (int)block * BLOCK_Q);
         }
     }
@@ -108,12 +108,12 @@ static void backward_two_passes(const AttentionJob *job, const AttentionKernels 
         AttentionTiles tiles = my_tiles(job, scratch, threads);
 #pragma omp for schedule(dynamic, 1) nowait
         for (int64_t i = 0; i < kv_heads * tiles_k; i++) {
-            int64_t tile = i / kv_heads, kv = i % kv_heads;
+            int64_t tile = i % tiles_k, kv = i / tiles_k;
             kernels->backward_keys(job, &tiles, (int)(kv / s.kv_heads), (int)(kv % s.kv_heads), (int)tile * BLOCK_K);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < heads * blocks; i++) {
-            int64_t block = blocks - 1 - i / heads, head = i % heads;
+            int64_t block = blocks - 1 - i % blocks, head = i / blocks;
             kernels->backward_queries(job, &tiles, (int)(head / s.heads), (int)(head % s.heads), (int)block * BLOCK_Q);
         }
     }
@@ -161,7 +161,8 @@ void cpu_attention_decode(Stream *stream, Dtype dt, void *out, void *k_cache, vo
     AttentionJob job = {.dt = dt, .shape = s, .pairs = use_pairs(dt), .qkv = qkv, .out = out, .k_cache = k_cache, .v_cache = v_cache,
                         .position = position, .max_positions = max_positions};
     const AttentionKernels *kernels = CPU_PICK(attention_kernels);
-#pragma omp parallel num_threads(threads)
+    bool worth_it = (int64_t)s.heads * s.head_dim * position > 1 << 17;  // else waking the threads takes longer
+#pragma omp parallel num_threads(threads) if (worth_it)
     {
         AttentionTiles tiles = my_tiles(&job, scratch, threads);
 #pragma omp for schedule(static)

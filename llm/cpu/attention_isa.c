@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) void load_down(bool pairs, uint32_t
 // scores of the strip that starts at row r, against the first `cols` keys of the tile
 SIMD void strip_product(bool pairs, float *c, const uint32_t *rows, int r, const uint32_t *across, int head_dim, int cols) {
     int words = round_up(head_dim, 16) / (pairs ? 2 : 1);
-    product(pairs, (Product){.c = c, .ld_c = BLOCK_K, .a = rows + r * words, .a_row = words, .a_step = 1, .b = across,
+    product(pairs, &(Product){.c = c, .ld_c = BLOCK_K, .a = rows + r * words, .a_row = words, .a_step = 1, .b = across,
                              .ld_b = BLOCK_K, .cols = cols, .steps = row_words(pairs, head_dim)});
 }
 
@@ -137,7 +137,7 @@ SIMD void forward_block(bool pairs, const AttentionJob *job, const AttentionTile
             if (visible < BLOCK_K)
                 mask_strip(t->scores, visible, cols);
             softmax_strip(pairs, t, r, cols, scale2, decay);
-            product(pairs, (Product){.c = t->out + r * ld, .ld_c = ld, .scale = decay, .a = t->probs_rows,
+            product(pairs, &(Product){.c = t->out + r * ld, .ld_c = ld, .scale = decay, .a = t->probs_rows,
                                      .a_row = BLOCK_K / word, .a_step = 1, .b = t->v_down, .ld_b = ld, .cols = ld,
                                      .steps = depth / word});
         }
@@ -223,7 +223,7 @@ SIMD void backward_tile(bool pairs, const AttentionJob *job, const AttentionTile
         strip_product(pairs, t->dprobs, t->dout_rows, r, t->v_across, hd, cols);
         gradient_strip(pairs, t, r, cols, scale2);
         if (dq)
-            product(pairs, (Product){.c = dq + r * ld, .ld_c = ld, .scale = ONES,
+            product(pairs, &(Product){.c = dq + r * ld, .ld_c = ld, .scale = ONES,
                                      .a = pairs ? t->probs_rows : t->dscores_down + r * BLOCK_K, .a_row = BLOCK_K / word,
                                      .a_step = 1, .b = t->k_down, .ld_b = ld, .cols = ld, .steps = depth / word});
     }
@@ -234,9 +234,9 @@ SIMD void backward_tile(bool pairs, const AttentionJob *job, const AttentionTile
         int first = k0 + k > q0 ? k0 + k - q0 : 0;  // the first row that sees key k; a multiple of STRIP
         Product p = {.ld_c = ld, .scale = ONES, .a_row = 1, .a_step = BLOCK_K, .ld_b = ld, .cols = ld, .steps = (rows - first) / word};
         p.c = dv + k * ld, p.a = t->probs_down + first / word * BLOCK_K + k, p.b = t->dout_down + first / word * ld;
-        product(pairs, p);
+        product(pairs, &p);
         p.c = dk + k * ld, p.a = t->dscores_down + first / word * BLOCK_K + k, p.b = t->q_down + first / word * ld;
-        product(pairs, p);
+        product(pairs, &p);
     }
 }
 

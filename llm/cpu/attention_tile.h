@@ -138,17 +138,17 @@ SIMD void product_any(bool pairs, const Product *p) {
 #endif
 }
 
-static __attribute__((noinline)) void product_fp32(Product p) {
-    product_any(false, &p);
+static __attribute__((noinline)) void product_fp32(const Product *p) {
+    product_any(false, p);
 }
 #if defined(__AVX512BF16__)
-static __attribute__((noinline)) void product_pairs(Product p) {
-    product_any(true, &p);
+static __attribute__((noinline)) void product_pairs(const Product *p) {
+    product_any(true, p);
 }
 #else
 #define product_pairs product_fp32
 #endif
-SIMD void product(bool pairs, Product p) {
+SIMD void product(bool pairs, const Product *p) {
     if (pairs)
         product_pairs(p);
     else
@@ -166,7 +166,12 @@ SIMD f32x16 load_part(Dtype dt, const void *p, int64_t at, int c, int head_dim) 
 SIMD void load_rows(bool pairs, Dtype dt, uint32_t *to, int ld, const void *from, int64_t at, int64_t stride, int head_dim,
                     int n, int padded) {
     size_t row_bytes = pairs ? 2 * (size_t)ld : 4 * (size_t)ld;
+    size_t head_bytes = (size_t)head_dim * dtype_bytes(dt), tile_bytes = (size_t)n * (size_t)stride * dtype_bytes(dt);
     for (int r = 0; r < n; r++, at += stride) {
+        // Rows lie far apart, so no hardware prefetcher sees the pattern: ask for the same row of the next tile.
+        uintptr_t next = (uintptr_t)from + (size_t)at * dtype_bytes(dt) + tile_bytes;
+        for (size_t line = 0; line < head_bytes; line += 64)
+            __builtin_prefetch((const void *)(next + line));
         char *row = (char *)to + (size_t)r * row_bytes;
         for (int c = 0; c < ld; c += 16) {
             int left = head_dim - c;

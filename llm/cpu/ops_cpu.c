@@ -199,6 +199,8 @@ static void run_adamw(Stream *stream, void *arguments) {
     run(stream, CPU_PICK(flat_kernels)->adamw, a, a->len, 64, a->len * 16);
 }
 
+_Static_assert(sizeof(AdamwArgs) <= STREAM_CALL_BYTES, "cpu_launch copies at most STREAM_CALL_BYTES");
+
 static void adamw(Stream *stream, const AdamwArgs *args) {
     cpu_launch(stream, run_adamw, args, sizeof *args);
 }

@@ -90,95 +90,128 @@ SIMD float v_max_lane(f32x16 a) {
     return m;
 }
 
+// ---- conversions between fp32 and the sixteen bits of bf16 and fp16 ----
+SIMD f32x16 v_from_bf16(u16x16 h) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#else
+    return (f32x16)(__builtin_convertvector(h, u32x16) << 16);
+#endif
+}
+SIMD f32x16 v_from_fp16(u16x16 h) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__F16C__)
+    union {
+        u16x16 v;
+        __m128i half[2];
+    } from = {h};
+    union {
+        __m256 half[2];
+        f32x16 v;
+    } to = {{_mm256_cvtph_ps(from.half[0]), _mm256_cvtph_ps(from.half[1])}};
+    return to.v;
+#else
+    f32x16 v;
+    for (int i = 0; i < 16; i++)
+        v[i] = fp16_to_fp32(h[i]);
+    return v;
+#endif
+}
+SIMD u16x16 v_to_bf16(f32x16 v) {
+    // Not vcvtneps2bf16, which flushes subnormals; this is as fast as memory.
+    u32x16 bits = (u32x16)v, bias = ((bits >> 16) & 1) + 0x7fff;
+#if defined(__AVX512BW__)
+    // Add the bias, or for NaN set the quiet bit; then take the high halves.
+    const __m512i high = {0x0007000500030001, 0x000f000d000b0009, 0x0017001500130011, 0x001f001d001b0019};
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    __m512i rounded = _mm512_mask_or_epi32((__m512i)(bits + bias), nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
+    return (u16x16)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded));
+#else
+    u32x16 quiet = (bits >> 16) | 0x40, rounded = (bits + bias) >> 16;
+    u32x16 nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000u);
+    return __builtin_convertvector((nan & quiet) | (~nan & rounded), u16x16);
+#endif
+}
+SIMD u16x16 v_to_fp16(f32x16 v) {
+#if defined(__AVX512F__)
+    return (u16x16)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__F16C__)
+    union {
+        f32x16 v;
+        __m256 half[2];
+    } from = {v};
+    union {
+        __m128i half[2];
+        u16x16 v;
+    } to = {{_mm256_cvtps_ph(from.half[0], _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(from.half[1], _MM_FROUND_TO_NEAREST_INT)}};
+    return to.v;
+#else
+    u16x16 h;
+    for (int i = 0; i < 16; i++)
+        h[i] = fp32_to_fp16(v[i]);
+    return h;
+#endif
+}
+
 // ---- loads and stores of any dtype ----
 SIMD f32x16 v_load_fp32(const float *p) {
     f32x16 v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-SIMD f32x16 v_load_bf16(const uint16_t *p) {
-    u16x16 h;
-    memcpy(&h, p, sizeof h);
-    return (f32x16)(__builtin_convertvector(h, u32x16) << 16);
-}
-SIMD f32x16 v_load_fp16(const uint16_t *p) {
-#if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#elif defined(__F16C__)
-    union {
-        __m256 half[2];
-        f32x16 v;
-    } x = {{_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))}};
-    return x.v;
-#else
-    f32x16 v;
-    for (int i = 0; i < 16; i++)
-        v[i] = fp16_to_fp32(p[i]);
-    return v;
-#endif
-}
 SIMD void v_store_fp32(float *p, f32x16 v) {
     memcpy(p, &v, sizeof v);
 }
-SIMD void v_store_bf16(uint16_t *p, f32x16 v) {
-    // Not vcvtneps2bf16, which flushes subnormals; this is as fast as memory.
-    u32x16 bits = (u32x16)v;
-    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-#if defined(__AVX512F__)
-    __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
-    __m512i chosen = _mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)(bits >> 16), _mm512_set1_epi32(0x40));
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(chosen));
-#else
-    u32x16 quiet = (bits >> 16) | 0x40;
-    u32x16 nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000u);
-    u16x16 h = __builtin_convertvector((nan & quiet) | (~nan & rounded), u16x16);
-    memcpy(p, &h, sizeof h);
-#endif
-}
-SIMD void v_store_fp16(uint16_t *p, f32x16 v) {
-#if defined(__AVX512F__)
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#elif defined(__F16C__)
-    union {
-        f32x16 v;
-        __m256 half[2];
-    } x = {v};
-    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.half[0], _MM_FROUND_TO_NEAREST_INT));
-    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph(x.half[1], _MM_FROUND_TO_NEAREST_INT));
-#else
-    for (int i = 0; i < 16; i++)
-        p[i] = fp32_to_fp16(v[i]);
-#endif
-}
 SIMD f32x16 v_load(Dtype dt, const void *p, int64_t i) {
-    return dt == DTYPE_BF16   ? v_load_bf16((const uint16_t *)p + i)
-           : dt == DTYPE_FP16 ? v_load_fp16((const uint16_t *)p + i)
-                              : v_load_fp32((const float *)p + i);
+    if (dt == DTYPE_FP32)
+        return v_load_fp32((const float *)p + i);
+    u16x16 h;
+    memcpy(&h, (const uint16_t *)p + i, sizeof h);
+    return dt == DTYPE_BF16 ? v_from_bf16(h) : v_from_fp16(h);
 }
 SIMD void v_store(Dtype dt, void *p, int64_t i, f32x16 v) {
-    if (dt == DTYPE_BF16)
-        v_store_bf16((uint16_t *)p + i, v);
-    else if (dt == DTYPE_FP16)
-        v_store_fp16((uint16_t *)p + i, v);
-    else
+    if (dt == DTYPE_FP32) {
         v_store_fp32((float *)p + i, v);
+        return;
+    }
+    u16x16 h = dt == DTYPE_BF16 ? v_to_bf16(v) : v_to_fp16(v);
+    memcpy((uint16_t *)p + i, &h, sizeof h);
 }
+
 // Lanes 0 … n-1 of v, zeros elsewhere.
 SIMD f32x16 v_first(f32x16 v, int64_t n) {
     const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return (f32x16)((lane < (int32_t)n) & (i32x16)v);
 }
 
-// n < 16 elements: missing lanes read as 0 and are not written.
+// n < 16 elements: missing lanes read as 0 and are not written. A call of memcpy here would cost the loop around it all
+// its registers.
 SIMD f32x16 v_load_n(Dtype dt, const void *p, int64_t i, int n) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    const __mmask16 lanes = (__mmask16)((1u << n) - 1);
+    if (dt == DTYPE_FP32)
+        return (f32x16)_mm512_maskz_loadu_ps(lanes, (const float *)p + i);
+    u16x16 h = (u16x16)_mm256_maskz_loadu_epi16(lanes, (const uint16_t *)p + i);
+    return dt == DTYPE_BF16 ? v_from_bf16(h) : v_from_fp16(h);
+#else
     char tail[64] = {0};
     memcpy(tail, (const char *)p + (size_t)i * dtype_bytes(dt), (size_t)n * dtype_bytes(dt));
     return v_load(dt, tail, 0);
+#endif
 }
 SIMD void v_store_n(Dtype dt, void *p, int64_t i, f32x16 v, int n) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    const __mmask16 lanes = (__mmask16)((1u << n) - 1);
+    if (dt == DTYPE_FP32)
+        _mm512_mask_storeu_ps((float *)p + i, lanes, (__m512)v);
+    else
+        _mm256_mask_storeu_epi16((uint16_t *)p + i, lanes, (__m256i)(dt == DTYPE_BF16 ? v_to_bf16(v) : v_to_fp16(v)));
+#else
     char tail[64];
     v_store(dt, tail, 0, v);
     memcpy((char *)p + (size_t)i * dtype_bytes(dt), tail, (size_t)n * dtype_bytes(dt));
+#endif
 }
 
 // Elements i … i+15 of an array that ends at `end`.
