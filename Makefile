@@ -32,7 +32,7 @@ LDLIBS += $(FOUND_LIBS)
 # ---- sources ----
 LIB_SRC := $(wildcard llm/*.c zero/*.c data/*.c) $(filter-out %_isa.c,$(wildcard llm/cpu/*.c))
 ifneq ($(HAVE_MPI),1)
-LIB_SRC := $(filter-out zero/comm_mpi.c,$(LIB_SRC))
+LIB_SRC := $(filter-out zero/comm_mpi%.c,$(LIB_SRC))
 endif
 # Kernels in llm/cpu/*_isa.c are compiled once per instruction set; llm/cpu/isa.h picks one at run time.
 ISA_SRC := $(wildcard llm/cpu/*_isa.c)

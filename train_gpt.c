@@ -28,8 +28,9 @@ typedef struct Run {
     Schedule schedule;
     Device *device;
     Stream *compute, *gather, *reduce;
+    CommWorld world;          // who this rank is
     Comm *comm;
-    int rank, n_ranks;
+    int rank, n_ranks;        // of the run; --plan: of the cluster that is planned
     Layout layout;
     Model *model;
     Params *params;
@@ -94,6 +95,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     double start = now(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
+    comm_set_step(r->comm, r->state.step + 1);
 
     for (int micro = 0; micro < c->grad_accum; micro++) {
         RunRequest asked;
@@ -244,7 +246,8 @@ done:
 }
 
 static CheckpointRun checkpoint_run(const Run *r) {
-    return (CheckpointRun){.config = &r->config, .data = r->data, .environment = r->environment};
+    return (CheckpointRun){.config = &r->config, .data = r->data, .environment = r->environment,
+                           .reduce_group = comm_shape(r->comm).reduce_group};
 }
 
 // A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
@@ -347,6 +350,28 @@ static ZeroOptions zero_options(const Config *c) {
                          .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
 }
 
+static CommOptions comm_options(const Run *r, CommShape shape) {
+    int64_t longest = 0;
+    for (int u = 0; u < r->layout.n_units; u++)
+        longest = r->layout.units[u].shard_len > longest ? r->layout.units[u].shard_len : longest;
+    return (CommOptions){.shape = shape, .wire = zero_options(&r->config).reduce_dtype, .max_len = longest,
+                         .timeout = r->config.comm_timeout};
+}
+
+// Ranks with other programs, options or data would compute nonsense together.
+static Status agree_on_run(Run *r) {
+    TRY(comm_agree_build(r->comm));
+    cJSON *json = config_to_json(&r->config);
+    char *text = cJSON_Print(json);
+    cJSON_Delete(json);
+    if (!text)
+        return fail("out of host memory");
+    Status status = comm_agree(r->comm, "configuration", text);
+    cJSON_free(text);
+    TRY(status);
+    return comm_agree(r->comm, "training data", r->data);
+}
+
 static Status open_data(Run *r) {
     Config *c = &r->config;
     if (!c->train)
@@ -369,7 +394,7 @@ static Status open_data(Run *r) {
 static Status open_device(Run *r) {
     const Config *c = &r->config;
     DeviceOptions options = {.kind = c->device == CHOOSE_CUDA ? DEVICE_CUDA : DEVICE_CPU, .threads = c->threads,
-                             .memory_limit = c->device_memory};
+                             .local_rank = r->world.local_rank, .local_size = r->world.local_size, .memory_limit = c->device_memory};
     TRY(device_open(&options, &r->device));
     TRY(stream_create(r->device, STREAM_COMPUTE, "compute", &r->compute));
     if (!c->overlap) {  // the same calls, one after another
@@ -386,7 +411,11 @@ static Status open_model(Run *r) {
     ModelOptions model = model_options(c);
     OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
-    TRY(comm_open_local(r->device, zero.reduce_dtype, &r->comm));
+    CommShape shape;
+    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
+    CommOptions comm = comm_options(r, shape);
+    TRY(comm_open(r->device, r->compute, &comm, &r->comm));
+    TRY(agree_on_run(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
     TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
     TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
@@ -435,6 +464,10 @@ static Status open_state(Run *r) {
 }
 
 static void close_run(Run *r) {
+    Stream *streams[] = {r->gather, r->reduce};  // the last step's parameters may still be travelling
+    for (int i = 0; i < 2; i++)
+        if (streams[i] && stream_sync(streams[i]) != OK)
+            status_clear();
     loader_close(r->loader);
     log_close(r->log);
     device_host_free(r->device, r->sampler_scratch);
@@ -490,7 +523,11 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     Plan plan;
     plan_choices(r, choices, &input.n_choices);
     input.choices = choices;
-    input.staging_bytes = comm_local_staging_bytes(zero_options(c).reduce_dtype);
+    CommShape shape;
+    CommWorld planned = {.size = r->n_ranks, .host_group = r->n_ranks};
+    TRY(comm_shape_make(c->plan ? &planned : &r->world, c->shard_group, 0, &shape));
+    CommOptions comm = comm_options(r, shape);
+    input.staging_bytes = comm_staging_bytes(&comm);
     plan_compute(&input, &plan);
     if (c->plan)
         plan_print(&input, &plan, stdout);
@@ -559,7 +596,8 @@ static Status run_training(Run *r) {
     size_t predicted[MEM_CATEGORIES];
     TRY(open_data(r));
     if (c->print_config) {
-        config_print_json(c, stdout);
+        if (r->rank == 0)
+            config_print_json(c, stdout);
         return OK;
     }
     TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
@@ -597,12 +635,16 @@ static Status run(Run *r, int argc, char **argv) {
         return checkpoint_hash(c->hash, stdout);
     if (c->verify)
         return checkpoint_verify(c->verify, stdout);
-    r->n_ranks = 1;
+    if (!c->plan)
+        TRY(comm_start(&r->world));
+    r->rank = r->world.rank;
+    r->n_ranks = r->world.size;
     TRY(config_resolve(c, c->plan ? c->ranks : r->n_ranks, 0));
     if (c->plan)
         return run_plan(r);
     if (c->print_config && !c->train) {
-        config_print_json(c, stdout);
+        if (r->rank == 0)
+            config_print_json(c, stdout);
         return OK;
     }
     return run_training(r);
@@ -611,10 +653,9 @@ static Status run(Run *r, int argc, char **argv) {
 int main(int argc, char **argv) {
     static Run r;
     Status status = run(&r, argc, argv);
-    char message[STATUS_MESSAGE_BYTES];
-    snprintf(message, sizeof message, "%s", status_message());
-    close_run(&r);
     if (status == FAILED || status == BAD_USAGE)
-        fprintf(stderr, "train_gpt: %s\n", message);
+        comm_abort(status);
+    close_run(&r);
+    comm_stop();
     return status;
 }

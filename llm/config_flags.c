@@ -145,6 +145,8 @@ const Flag flags[] = {
      "print generated text every so many steps; 0 = never"},
     {"log-every", GROUP_RUN, FIELD(log_every), "STEPS", "1", 0, 0, WHOLE, 0,
      "log a line every so many steps; 0 = never"},
+    {"comm-timeout", GROUP_RUN, FIELD(comm_timeout), "SECONDS", "600", 0, 0, 1e7, FLAG_ABOVE_MIN,
+     "end the run when a collective makes no progress for so long"},
     {"prompt", GROUP_RUN, FIELD(prompt), "TEXT", 0, "none", 0, 0, 0,
      "how samples begin; token ids where the shards have no vocabulary"},
     {"sample-tokens", GROUP_RUN, FIELD(sample_tokens), "TOKENS", "128", 0, 1, 1 << 24, 0, "length of a sample"},

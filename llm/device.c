@@ -214,6 +214,9 @@ void stream_destroy(Stream *stream) {
 Device *stream_device(const Stream *stream) {
     return stream->device;
 }
+const char *stream_name(const Stream *stream) {
+    return stream->name;
+}
 Status stream_sync(Stream *stream) {
     return stream->device->backend->stream_sync(stream);
 }
@@ -243,6 +246,9 @@ void event_record(Event *event, Stream *stream) {
 }
 void stream_wait(Stream *stream, Event *event) {
     event->device->backend->stream_wait(stream, event);
+}
+double stream_wait_seconds(Stream *stream) {
+    return stream->device->backend->stream_wait_seconds(stream);
 }
 Status event_sync(Event *event) {
     return event->device->backend->event_sync(event);

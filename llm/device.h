@@ -53,7 +53,8 @@ struct Ops;  // llm/ops.h
 typedef struct DeviceOptions {
     DeviceKind kind;
     int local_rank;       // which of the host's devices (CUDA)
-    int threads;          // compute threads (CPU); 0: as many as the cores this process may use
+    int local_size;       // processes of this run that share the host's cores; 0: this one alone
+    int threads;          // compute threads (CPU); 0: its share of the cores this process may use
     size_t memory_limit;  // bytes of all categories together; 0: no limit of ours
 } DeviceOptions;
 
@@ -88,6 +89,7 @@ typedef enum StreamKind { STREAM_COMPUTE, STREAM_BACKGROUND } StreamKind;
 Status stream_create(Device *device, StreamKind kind, const char *name, Stream **stream);
 void stream_destroy(Stream *stream);  // waits for its work; NULL is fine
 Device *stream_device(const Stream *stream);
+const char *stream_name(const Stream *stream);
 Status stream_sync(Stream *stream);   // wait for everything enqueued; returns the stream's first error
 
 // Enqueue: copy (either side may be device or host memory of device_host_alloc), zero-fill, host call.
@@ -102,6 +104,7 @@ Status event_create(Device *device, Event **event);
 void event_destroy(Event *event);  // NULL is fine
 void event_record(Event *event, Stream *stream);
 void stream_wait(Stream *stream, Event *event);
+double stream_wait_seconds(Stream *stream);  // that a compute stream stood still in stream_wait since the last call; 0 for others
 Status event_sync(Event *event);    // the host waits
 bool event_done(const Event *event);
 

@@ -23,6 +23,7 @@ typedef struct DeviceBackend {
     void (*event_destroy)(Event *event);
     void (*event_record)(Event *event, Stream *stream);
     void (*stream_wait)(Stream *stream, Event *event);
+    double (*stream_wait_seconds)(Stream *stream);
     Status (*event_sync)(Event *event);
     bool (*event_done)(const Event *event);
 } DeviceBackend;

@@ -1,32 +1,109 @@
 // comm.h's functions, passed on to the implementation.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
 #include "zero/comm_backend.h"
 
-#include <string.h>
+const char *const collective_names[COMM_COLLECTIVES] = {"all_gather", "reduce_scatter", "all_reduce", "host_values"};
 
-const char *const collective_names[COMM_COLLECTIVES] = {"all_gather", "reduce_scatter", "all_reduce"};
+// ---- starting and ending ----
+
+// How many processes the launcher says it started; 1 without a launcher, 0 when only MPI can tell.
+static int launched_ranks(void) {
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE");  // Open MPI's mpirun
+    if (!size)
+        size = getenv("PMI_SIZE");  // MPICH's
+    if (size)
+        return atoi(size);
+    return getenv("PMIX_RANK") ? 0 : 1;  // srun --mpi=pmix
+}
+
+Status comm_start(CommWorld *world) {
+    *world = (CommWorld){.size = 1, .local_size = 1, .host_group = 1};
+    if (launched_ranks() == 1) {
+        const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
+        if (tasks && atoi(tasks) > 1)
+            return fail_usage("srun started %s tasks that cannot talk to each other: use srun --mpi=pmix", tasks);
+        return OK;
+    }
+#ifdef HAVE_MPI
+    return comm_mpi_start(world);
+#else
+    return fail_usage("started with other ranks by mpirun or srun, but this program was built without MPI: install it "
+                      "(scripts/install_deps.sh), make clean and make again");
+#endif
+}
+
+void comm_stop(void) {
+#ifdef HAVE_MPI
+    if (comm_mpi_started())
+        comm_mpi_stop();
+#endif
+}
+
+_Noreturn void comm_abort(Status status) {
+#ifdef HAVE_MPI
+    if (comm_mpi_started())
+        comm_mpi_abort(status, status_message());
+#endif
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", program_invocation_short_name, status_message());
+    exit(status);
+}
+
+Status comm_open(Device *device, Stream *compute, const CommOptions *options, Comm **comm) {
+    *comm = NULL;
+    if (options->shape.n_ranks == 1)
+        return comm_open_local(device, compute, options, comm);
+#ifdef HAVE_MPI
+    if (device_kind(device) == DEVICE_CPU)
+        return comm_open_mpi(device, compute, options, comm);
+#endif
+    return fail("%d ranks cannot talk to each other on this device with what this program was built with",
+                options->shape.n_ranks);
+}
 
 void comm_close(Comm *comm) {
     if (comm)
         comm->backend->close(comm);
 }
+
 int comm_rank(const Comm *comm) {
     return comm->rank;
 }
 int comm_size(const Comm *comm) {
     return comm->size;
 }
-int comm_local_rank(const Comm *comm) {
-    return comm->local_rank;
+CommShape comm_shape(const Comm *comm) {
+    return comm->options.shape;
 }
-int comm_local_size(const Comm *comm) {
-    return comm->local_size;
+void comm_set_step(Comm *comm, int64_t step) {
+    comm->step = step;
+}
+
+// ---- collectives ----
+
+// A running hash (FNV-1a) of what is enqueued, in order.
+static void note(Comm *comm, Collective collective, const Stream *stream, const char *what, int64_t len, Dtype dtype) {
+    char text[128];
+    int n = snprintf(text, sizeof text, "%d %s %s %lld %d", collective, stream_name(stream), what, (long long)len, dtype);
+    for (int i = 0; i < n && i < (int)sizeof text - 1; i++)
+        comm->order_hash = (comm->order_hash ^ (unsigned char)text[i]) * 0x100000001b3u;
+    comm->n_issued++;
 }
 
 void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len, Dtype dtype) {
+    note(comm, COMM_ALL_GATHER, stream, what, len, dtype);
+    comm->stats.bytes_sent[COMM_ALL_GATHER] += comm_all_gather_bytes(comm->options.shape, len, dtype);
     comm->backend->all_gather(comm, stream, what, full, shard, len, dtype);
 }
 void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
                          int64_t len, Dtype wire, bool add) {
+    note(comm, COMM_REDUCE_SCATTER, stream, what, len, wire);
+    comm->stats.bytes_sent[COMM_REDUCE_SCATTER] += comm_reduce_scatter_bytes(comm->options.shape, len, wire);
+    comm->stats.bytes_sent[COMM_ALL_REDUCE] += comm_all_reduce_bytes(comm->options.shape, len);
     comm->backend->reduce_scatter(comm, stream, what, shard, shard_dtype, full, len, wire, add);
 }
 Status comm_sum(Comm *comm, const char *what, double *values, int n) {
@@ -45,9 +122,27 @@ Status comm_barrier(Comm *comm, const char *what) {
     return comm->backend->barrier(comm, what);
 }
 
-CommStats comm_stats(const Comm *comm) {
+// ---- counters ----
+
+double comm_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double cpu_seconds(const Comm *comm) {
+    return comm->backend->cpu_seconds ? comm->backend->cpu_seconds() : 0;
+}
+
+CommStats comm_stats(Comm *comm) {
+    if (comm->compute)
+        comm->stats.wait_seconds += stream_wait_seconds(comm->compute);
+    comm->stats.cpu_seconds = cpu_seconds(comm) - comm->cpu_at_reset;
     return comm->stats;
 }
 void comm_stats_reset(Comm *comm) {
-    memset(&comm->stats, 0, sizeof comm->stats);
+    if (comm->compute)
+        stream_wait_seconds(comm->compute);  // forget what it was
+    comm->stats = (CommStats){.wait_seconds = 0};
+    comm->cpu_at_reset = cpu_seconds(comm);
 }

@@ -1,4 +1,4 @@
-// comm_backend: what comm_local, comm_mpi and comm_nccl implement behind comm.h.
+// comm_backend: what comm_local and comm_mpi implement behind comm.h.
 #ifndef ZERO_COMM_BACKEND_H
 #define ZERO_COMM_BACKEND_H
 
@@ -14,13 +14,36 @@ typedef struct CommBackend {
     Status (*sum_u128)(Comm *comm, const char *what, unsigned __int128 *values, int n);
     Status (*broadcast)(Comm *comm, const char *what, void *data, size_t bytes, int root);
     Status (*barrier)(Comm *comm, const char *what);
+    double (*cpu_seconds)(void);  // NULL: no thread of its own
 } CommBackend;
 
 struct Comm {
     const CommBackend *backend;
     Device *device;
-    int rank, size, local_rank, local_size;
+    Stream *compute;       // its waits are counted
+    CommOptions options;
+    int rank, size;
+    int64_t step;
     CommStats stats;
+    double cpu_at_reset;
+    int64_t n_issued;      // collectives since comm_check_order
+    uint64_t order_hash;   // of them, in order
 };
+
+Status comm_open_local(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
+Status comm_open_mpi(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
+
+// Start, stop and end MPI: comm_start and friends when this process has company.
+Status comm_mpi_start(CommWorld *world);
+void comm_mpi_stop(void);  // waits for all ranks
+_Noreturn void comm_mpi_abort(Status status, const char *message);
+bool comm_mpi_started(void);
+
+double comm_clock(void);  // seconds of a clock that never jumps
+
+// The elements of each cut that a reduction of many ranks handles at a time.
+int64_t comm_piece_len(const CommOptions *options);
+int64_t comm_piece_bytes(const CommOptions *options);  // the longest message of other collectives
+enum { LOCAL_PIECE_LEN = 1 << 20 };  // the same with one rank
 
 #endif

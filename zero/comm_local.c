@@ -4,11 +4,9 @@
 #include "llm/ops.h"
 #include "zero/comm_backend.h"
 
-enum { PIECE_LEN = 1 << 20 };  // elements rounded at a time
-
 typedef struct CommLocal {
     Comm base;
-    void *piece;  // (PIECE_LEN) in the wire dtype
+    void *piece;  // (LOCAL_PIECE_LEN) in the wire dtype
 } CommLocal;
 
 static void local_close(Comm *comm) {
@@ -28,8 +26,8 @@ static void local_reduce_scatter(Comm *comm, Stream *stream, const char *what, v
     (void)what;
     const Ops *ops = device_ops(comm->device);
     void *piece = ((CommLocal *)comm)->piece;
-    for (int64_t i = 0; i < len; i += PIECE_LEN) {
-        int64_t n = len - i < PIECE_LEN ? len - i : PIECE_LEN;
+    for (int64_t i = 0; i < len; i += LOCAL_PIECE_LEN) {
+        int64_t n = len - i < LOCAL_PIECE_LEN ? len - i : LOCAL_PIECE_LEN;
         char *to = (char *)shard + (size_t)i * dtype_bytes(shard_dtype);
         const void *from = full + i;
         Dtype from_dtype = DTYPE_FP32;
@@ -73,22 +71,16 @@ static const CommBackend local_backend = {
     .barrier = local_barrier,
 };
 
-size_t comm_local_staging_bytes(Dtype wire) {
-    return wire == DTYPE_FP32 ? 0 : PIECE_LEN * dtype_bytes(wire);
-}
-
-Status comm_open_local(Device *device, Dtype wire, Comm **comm_out) {
+Status comm_open_local(Device *device, Stream *compute, const CommOptions *options, Comm **comm_out) {
     *comm_out = NULL;
     CommLocal *comm = calloc(1, sizeof *comm);
     if (!comm)
         return fail("out of host memory");
-    comm->base = (Comm){.backend = &local_backend, .device = device, .size = 1, .local_size = 1};
-    if (wire != DTYPE_FP32) {
-        Status status = device_alloc(device, MEM_STAGING, "reduction", comm_local_staging_bytes(wire), &comm->piece);
-        if (status != OK) {
-            free(comm);
-            return status;
-        }
+    comm->base = (Comm){.backend = &local_backend, .device = device, .compute = compute, .options = *options, .size = 1};
+    Status status = device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(options), &comm->piece);
+    if (status != OK) {
+        free(comm);
+        return status;
     }
     *comm_out = &comm->base;
     return OK;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 // ---- instruction sets ----
 
@@ -58,13 +60,17 @@ static void cpu_model_name(char *name, size_t name_bytes) {
     fclose(file);
 }
 
-static int usable_cores(void) {
+// Cores for this process: those its launcher bound it to, or if it did not, a fair share of all.
+static int usable_cores(int local_size) {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);
+    int share = bound || local_size < 2 ? cores : cores / local_size;
+    return share > 0 ? share : 1;
 }
 
 static Status cpu_open(Device *device, const DeviceOptions *options) {
-    device->threads = options->threads > 0 ? options->threads : usable_cores();
+    device->threads = options->threads > 0 ? options->threads : usable_cores(options->local_size);
     device->ops = &cpu_ops;
     device->native[DTYPE_FP32] = true;
 #ifdef HAVE_ONEDNN
@@ -152,6 +158,7 @@ typedef struct CpuStream {
     Status status;  // first error
     char message[STATUS_MESSAGE_BYTES];
     pthread_t thread;
+    double wait_seconds;        // compute streams: touched by the driving thread only
 } CpuStream;
 
 static CpuStream *cpu_stream(const Stream *stream) {
@@ -397,10 +404,25 @@ static void wait_for(CpuEvent *e, uint64_t mark) {
     pthread_mutex_unlock(&e->mutex);
 }
 
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void run_wait(Stream *stream, void *arguments) {
-    (void)stream;
     EventArguments *a = arguments;
+    double start = now();
     wait_for(a->event, a->mark);
+    if (stream->kind == STREAM_COMPUTE)
+        cpu_stream(stream)->wait_seconds += now() - start;
+}
+
+static double cpu_stream_wait_seconds(Stream *stream) {
+    CpuStream *s = cpu_stream(stream);
+    double seconds = s->wait_seconds;
+    s->wait_seconds = 0;
+    return seconds;
 }
 
 static uint64_t event_mark(const Event *event) {
@@ -460,6 +482,7 @@ const DeviceBackend cpu_backend = {
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,
     .stream_wait = cpu_stream_wait,
+    .stream_wait_seconds = cpu_stream_wait_seconds,
     .event_sync = cpu_event_sync,
     .event_done = cpu_event_done,
 };

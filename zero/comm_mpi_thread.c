@@ -1,0 +1,408 @@
+#include "zero/comm_mpi_thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "zero/comm_mpi_world.h"
+
+// Sleep between polls: a tenth of the time since something moved, within these bounds. While no job is there MPI still
+// needs a call now and then, for messages that it has taken but not yet sent.
+enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 1000, PAUSE_IDLE_MAX_US = 20000 };
+
+// Several ranks often find the same fault at the same time. Before it speaks, each listens a little longer than the one
+// before it, so that only one of them is heard.
+static const double SECONDS_BETWEEN_RANKS = 0.1;
+static const double PEER_CHECK_SECONDS = 1.0;
+
+static struct {
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t mutex;   // guards what follows, and the flows' `allowed` and `done`
+    pthread_cond_t asked;    // there is something new for the MPI thread
+    pthread_cond_t moved;    // a flow went on, or MPI is up
+    bool has_news;
+    MpiJob *jobs[MPI_LANES];
+    CommWorld *world;        // where to tell the ranks; NULL once that is done
+    Status start_status;
+    char start_message[STATUS_MESSAGE_BYTES];
+    bool stop;
+    const char *abort_message;  // NULL: go on
+    Status abort_status;
+} mpi = {.mutex = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER};
+
+static _Noreturn void end_run(Status status, const char *message) {
+    int rank = mpi_world_rank();
+    double until = comm_clock() + SECONDS_BETWEEN_RANKS * (rank < 10 ? rank : 10);
+    while (comm_clock() < until) {
+        mpi_world_heed();
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    mpi_world_end(status, message);
+}
+
+// ---- random delays, for tests: ZERO_TEST_COMM_DELAY_US in the environment is the longest ----
+
+static int longest_delay_us(void) {
+    static int longest = -1;
+    if (longest < 0) {
+        const char *text = getenv("ZERO_TEST_COMM_DELAY_US");
+        longest = text ? atoi(text) : 0;
+    }
+    return longest;
+}
+
+static double random_delay(void) {
+    static _Thread_local uint64_t state;
+    if (longest_delay_us() == 0)
+        return 0;
+    state = state * 6364136223846793005u + 1442695040888963407u + (uint64_t)mpi_world_rank();
+    return (state >> 62) ? 0 : 1e-6 * (double)(state >> 33) / 0x1p31 * 4 * longest_delay_us();
+}
+
+// ---- jobs that cannot go on ----
+
+static const char *job_name(const MpiJob *job, char text[160]) {
+    char step[32] = "";
+    if (job->step > 0)
+        snprintf(step, sizeof step, " in step %lld", (long long)job->step);
+    snprintf(text, 160, "%s of %s%s", job->collective, job->what, step);
+    return text;
+}
+
+// "rank 1 (host a), rank 3 (host b) and 5 more": the peers of messages under way.
+static void awaited(const MpiJob *job, char *text, size_t text_bytes) {
+    enum { SHOWN = 4 };
+    int shown[SHOWN], n = 0, more = 0;
+    for (int f = 0; f < job->n_flows; f++) {
+        for (int w = 0; w < job->flows[f].n_open; w++) {
+            int peer = job->flows[f].open_peer[w];
+            bool known = false;
+            for (int k = 0; k < n; k++)
+                known = known || shown[k] == peer;
+            if (!known && n < SHOWN)
+                shown[n++] = peer;
+            else if (!known)
+                more = 1;
+        }
+    }
+    size_t used = 0;
+    text[0] = '\0';
+    for (int k = 0; k < n; k++) {
+        char name[96];
+        mpi_world_describe(shown[k], name, sizeof name);
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", k ? ", " : "", name);
+    }
+    if (more)
+        snprintf(text + used, text_bytes - used, " and others");
+}
+
+static void check_time(MpiJob *job) {
+    double time = comm_clock();
+    bool under_way = false;
+    for (int f = 0; f < job->n_flows; f++)
+        under_way = under_way || job->flows[f].n_open > 0;
+    if (!under_way) {  // it is this rank that takes its time
+        job->last_progress = time;
+        return;
+    }
+    double stalled = time - job->last_progress;
+    char name[160], peers[512], message[STATUS_MESSAGE_BYTES];
+    if (stalled > PEER_CHECK_SECONDS && time - job->last_peer_check > PEER_CHECK_SECONDS) {
+        job->last_peer_check = time;
+        int lost = mpi_world_lost_peer();
+        if (lost >= 0) {
+            mpi_world_describe(lost, peers, sizeof peers);
+            snprintf(message, sizeof message, "%s: %s is gone. Nothing is saved; its own output says why it ended",
+                     job_name(job, name), peers);
+            end_run(FAILED, message);
+        }
+    }
+    if (stalled > job->timeout) {
+        awaited(job, peers, sizeof peers);
+        snprintf(message, sizeof message, "%s did not finish within %g s; waiting for %s. Nothing is saved. Is that rank "
+                 "stopped, or slow? --comm-timeout sets the limit", job_name(job, name), job->timeout, peers);
+        end_run(FAILED, message);
+    }
+}
+
+static _Noreturn void message_failed(const MpiJob *job, int error, int peer) {
+    char text[MPI_MAX_ERROR_STRING] = "it sent another number of bytes. Do all ranks run the same program on the same data?";
+    char name[160], who[96], message[STATUS_MESSAGE_BYTES];
+    int length, kind;
+    MPI_Error_class(error, &kind);
+    if (kind != MPI_ERR_TRUNCATE)
+        MPI_Error_string(error, text, &length);
+    mpi_world_describe(peer, who, sizeof who);
+    snprintf(message, sizeof message, "%s failed between this rank and %s: %s", job_name(job, name), who, text);
+    end_run(FAILED, message);
+}
+
+// ---- one poll ----
+
+static void start_message(MpiJob *job, MpiFlow *flow) {
+    MpiMessage m = flow->message(job->context, flow->next);
+    MPI_Request *request = &flow->open[flow->n_open];
+    MPI_Comm comm = mpi_world_lane(job->lane);
+    int error = flow->sends ? MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, job->tag, comm, request)
+                            : MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, job->tag, comm, request);
+    if (error != MPI_SUCCESS)
+        message_failed(job, error, m.peer);
+    flow->open_index[flow->n_open] = flow->next;
+    flow->open_peer[flow->n_open] = m.peer;
+    flow->n_open++;
+    flow->next++;
+    flow->not_before = comm_clock() + random_delay();
+}
+
+static void start_messages(MpiJob *job) {
+    for (int f = 0; f < job->n_flows; f++) {
+        MpiFlow *flow = &job->flows[f];
+        while (flow->next < flow->may_start && flow->n_open < MPI_WINDOW &&
+               (longest_delay_us() == 0 || comm_clock() >= flow->not_before))
+            start_message(job, flow);
+    }
+}
+
+// Forget message `slot` of those under way; the last one takes its place.
+static void close_message(MpiFlow *flow, int slot) {
+    int last = --flow->n_open;
+    flow->open[slot] = flow->open[last];
+    flow->open_index[slot] = flow->open_index[last];
+    flow->open_peer[slot] = flow->open_peer[last];
+}
+
+// Test what is under way in a flow. Returns whether something finished.
+static bool test_flow(MpiJob *job, MpiFlow *flow) {
+    if (flow->n_open == 0)
+        return false;
+    int n_finished, finished[MPI_WINDOW];
+    MPI_Status statuses[MPI_WINDOW];
+    int error = MPI_Testsome(flow->n_open, flow->open, &n_finished, finished, statuses);
+    for (int i = 0; error == MPI_ERR_IN_STATUS && i < n_finished; i++)
+        if (statuses[i].MPI_ERROR != MPI_SUCCESS)
+            message_failed(job, statuses[i].MPI_ERROR, flow->open_peer[finished[i]]);
+    if (error != MPI_SUCCESS)
+        message_failed(job, error, flow->open_peer[0]);
+    bool gone[MPI_WINDOW] = {false};
+    for (int i = 0; i < n_finished; i++) {
+        int slot = finished[i], bytes = 0;
+        MpiMessage m = flow->message(job->context, flow->open_index[slot]);
+        if (!flow->sends)
+            MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
+        if (!flow->sends && bytes != m.bytes)
+            message_failed(job, MPI_ERR_TRUNCATE, m.peer);  // MPI says so itself only when it was too long
+        gone[slot] = true;
+    }
+    for (int slot = MPI_WINDOW - 1; slot >= 0; slot--)
+        if (gone[slot])
+            close_message(flow, slot);
+    return n_finished > 0;
+}
+
+static int64_t complete_before(const MpiFlow *flow) {
+    int64_t done = flow->next;
+    for (int w = 0; w < flow->n_open; w++)
+        if (flow->open_index[w] < done)
+            done = flow->open_index[w];
+    return done;
+}
+
+// Tell the job's owner how far it is. Once all is done the owner may take the job away: it is not touched any more.
+static bool publish(MpiJob *job) {
+    bool all = true;
+    for (int f = 0; f < job->n_flows; f++) {
+        MpiFlow *flow = &job->flows[f];
+        flow->done = complete_before(flow);
+        flow->may_start = flow->allowed;
+        all = all && flow->done == flow->n;
+    }
+    if (all)
+        mpi.jobs[job->lane] = NULL;
+    return all;
+}
+
+// Returns whether anything moved; *busy: whether jobs are left. Called with the mutex held, which is released meanwhile.
+static bool poll_jobs(bool *busy) {
+    MpiJob *jobs[MPI_LANES];
+    memcpy(jobs, mpi.jobs, sizeof jobs);
+    pthread_mutex_unlock(&mpi.mutex);
+    mpi_world_heed();
+    bool any = false;
+    for (int lane = 0; lane < MPI_LANES; lane++) {
+        if (!jobs[lane])
+            continue;
+        MpiJob *job = jobs[lane];
+        bool moved = false;
+        start_messages(job);
+        for (int f = 0; f < job->n_flows; f++)
+            moved |= test_flow(job, &job->flows[f]);
+        if (moved)
+            job->last_progress = comm_clock();
+        else
+            check_time(job);
+        any = any || moved;
+    }
+    pthread_mutex_lock(&mpi.mutex);
+    *busy = false;
+    for (int lane = 0; lane < MPI_LANES; lane++) {
+        if (!jobs[lane])
+            continue;
+        if (publish(jobs[lane]))
+            any = true;
+        else
+            *busy = true;
+    }
+    if (any)
+        pthread_cond_broadcast(&mpi.moved);
+    return any;
+}
+
+// ---- the thread ----
+
+static void wait_for_news(int microseconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += microseconds * 1000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    if (!mpi.has_news)
+        pthread_cond_timedwait(&mpi.asked, &mpi.mutex, &until);
+    mpi.has_news = false;
+}
+
+static int pause_us(double seconds_since_move, bool busy) {
+    double pause = 1e6 * seconds_since_move / 10, longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
+    return pause < PAUSE_MIN_US ? PAUSE_MIN_US : (int)(pause < longest ? pause : longest);
+}
+
+static void *thread_main(void *unused) {
+    (void)unused;
+    Status status = mpi_world_open(mpi.world);
+    pthread_mutex_lock(&mpi.mutex);
+    mpi.start_status = status;
+    snprintf(mpi.start_message, sizeof mpi.start_message, "%s", status_message());
+    mpi.world = NULL;
+    pthread_cond_broadcast(&mpi.moved);
+    double last_move = comm_clock();
+    while (!mpi.stop && status == OK) {
+        if (mpi.abort_message)
+            end_run(mpi.abort_status, mpi.abort_message);
+        bool busy, moved = poll_jobs(&busy);
+        if (moved || mpi.has_news)
+            last_move = comm_clock();
+        if (!moved)
+            wait_for_news(pause_us(comm_clock() - last_move, busy));
+    }
+    pthread_mutex_unlock(&mpi.mutex);
+    if (status == OK)
+        mpi_world_close();
+    return NULL;
+}
+
+Status comm_mpi_start(CommWorld *world) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&mpi.asked, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    mpi.world = world;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the main thread
+    int error = pthread_create(&mpi.thread, NULL, thread_main, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return fail("cannot start the thread for MPI: %s", strerror(error));
+    pthread_mutex_lock(&mpi.mutex);
+    while (mpi.world)
+        pthread_cond_wait(&mpi.moved, &mpi.mutex);
+    pthread_mutex_unlock(&mpi.mutex);
+    mpi.started = mpi.start_status == OK;
+    if (mpi.started)
+        return OK;
+    pthread_join(mpi.thread, NULL);
+    return fail("%s", mpi.start_message);
+}
+
+static void tell(void) {
+    mpi.has_news = true;
+    pthread_cond_signal(&mpi.asked);
+}
+
+void mpi_thread_stop(void) {
+    pthread_mutex_lock(&mpi.mutex);
+    mpi.stop = true;
+    tell();
+    pthread_mutex_unlock(&mpi.mutex);
+    pthread_join(mpi.thread, NULL);
+    mpi.started = false;
+}
+
+bool comm_mpi_started(void) {
+    return mpi.started;
+}
+
+_Noreturn void comm_mpi_abort(Status status, const char *message) {
+    pthread_mutex_lock(&mpi.mutex);
+    if (!mpi.abort_message) {
+        mpi.abort_message = message;
+        mpi.abort_status = status;
+    }
+    tell();
+    pthread_mutex_unlock(&mpi.mutex);
+    fflush(stdout);
+    for (;;)
+        pause();
+}
+
+double mpi_thread_cpu_seconds(void) {
+    clockid_t clock;
+    struct timespec t;
+    if (pthread_getcpuclockid(mpi.thread, &clock) != 0 || clock_gettime(clock, &t) != 0)
+        return 0;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---- for the owners of jobs ----
+
+void mpi_job_begin(MpiJob *job) {
+    static int n_jobs[MPI_LANES];
+    double delay = random_delay();
+    if (delay > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(delay * 1e9)}, NULL);
+    pthread_mutex_lock(&mpi.mutex);
+    job->tag = n_jobs[job->lane]++ & 0x3fff;  // a rank with other collectives waits, rather than take the wrong message
+    job->last_progress = job->last_peer_check = comm_clock();
+    for (int f = 0; f < job->n_flows; f++)
+        job->flows[f].may_start = job->flows[f].allowed;
+    mpi.jobs[job->lane] = job;
+    tell();
+    pthread_mutex_unlock(&mpi.mutex);
+}
+
+void mpi_flow_allow(MpiJob *job, int flow, int64_t n) {
+    MpiFlow *f = &job->flows[flow];
+    pthread_mutex_lock(&mpi.mutex);
+    f->allowed = n < f->n ? n : f->n;
+    tell();
+    pthread_mutex_unlock(&mpi.mutex);
+}
+
+void mpi_flow_wait(MpiJob *job, int flow, int64_t n) {
+    MpiFlow *f = &job->flows[flow];
+    pthread_mutex_lock(&mpi.mutex);
+    while (f->done < n && f->done < f->n)
+        pthread_cond_wait(&mpi.moved, &mpi.mutex);
+    pthread_mutex_unlock(&mpi.mutex);
+}
+
+void mpi_job_end(MpiJob *job) {
+    pthread_mutex_lock(&mpi.mutex);
+    while (mpi.jobs[job->lane] == job)
+        pthread_cond_wait(&mpi.moved, &mpi.mutex);
+    pthread_mutex_unlock(&mpi.mutex);
+}
