@@ -1,5 +1,5 @@
-// Collectives against a serial reference, bit for bit: one rank here, several by running this program again under mpirun,
-// with COMM_TEST naming what the ranks shall do.
+// Collectives against a serial reference, bit for bit: one rank here, several by running this program again under
+// mpirun, with COMM_TEST naming what the ranks shall do.
 #include <math.h>
 #include <signal.h>
 #include <time.h>
@@ -91,9 +91,10 @@ static void check_reduce(const Bench *b, Comm *comm, Dtype wire, Case c, int sal
             sum = rounded(c.shard_dtype, value_of(77, i, salt)) + sum;
         float want = rounded(c.shard_dtype, sum), got = dtype_load(c.shard_dtype, shard, (size_t)i);
         if (fp32_bits(want) != fp32_bits(got)) {
-            print_error("rank %d of %d, S %d, G %d, wire %s, shard %s, add %d, len %lld: element %lld is %a, expected %a\n",
-                        comm_rank(comm), shape.n_ranks, shape.shard_group, shape.reduce_group, dtype_name(wire),
-                        dtype_name(c.shard_dtype), c.add, (long long)c.len, (long long)i, (double)got, (double)want);
+            print_error(
+                "rank %d of %d, S %d, G %d, wire %s, shard %s, add %d, len %lld: element %lld is %a, expected %a\n",
+                comm_rank(comm), shape.n_ranks, shape.shard_group, shape.reduce_group, dtype_name(wire),
+                dtype_name(c.shard_dtype), c.add, (long long)c.len, (long long)i, (double)got, (double)want);
             fail_test();
         }
     }
@@ -115,7 +116,8 @@ static void check_gather(const Bench *b, Comm *comm, Dtype dtype, Case c, int sa
     assert_ok(stream_sync(stream));
     for (int s = 0; s < shape.shard_group; s++)
         for (int64_t i = 0; i < c.len; i++)
-            assert_true(dtype_load(dtype, full, (size_t)(s * c.len + i)) == rounded(dtype, value_of(first + s, i, salt)));
+            assert_true(dtype_load(dtype, full, (size_t)(s * c.len + i)) ==
+                        rounded(dtype, value_of(first + s, i, salt)));
     if (!c.in_place)
         free(shard);
     free(full);
@@ -140,7 +142,8 @@ static void check_shape(const Bench *b, CommShape shape, Dtype wire, int64_t pie
             check_reduce(b, comm, wire, (Case){dtypes[d], false, false, on_compute, lengths[l]}, salt++);
             check_reduce(b, comm, wire, (Case){dtypes[d], true, false, on_compute, lengths[l]}, salt++);
             check_gather(b, comm, dtypes[d], (Case){.len = lengths[l], .on_compute = on_compute}, salt++);
-            check_gather(b, comm, dtypes[d], (Case){.in_place = true, .len = lengths[l], .on_compute = on_compute}, salt++);
+            check_gather(b, comm, dtypes[d], (Case){.in_place = true, .len = lengths[l], .on_compute = on_compute},
+                         salt++);
         }
         check_reduce(b, comm, wire, (Case){DTYPE_FP32, false, true, on_compute, lengths[l]}, salt++);
     }
@@ -280,7 +283,8 @@ static void check_host_values(Comm *comm) {
 
     unsigned __int128 wide[2] = {(unsigned __int128)1 << 127, (unsigned __int128)(rank + 1) << 64};
     assert_ok(comm_sum_u128(comm, "hash", wide, 2));
-    assert_true(wide[0] == (n % 2 ? (unsigned __int128)1 << 127 : 0) && wide[1] == (unsigned __int128)(n * (n + 1) / 2) << 64);
+    assert_true(wide[0] == (n % 2 ? (unsigned __int128)1 << 127 : 0) && wide[1] == (unsigned __int128)(n * (n + 1) / 2)
+                                                                                       << 64);
 
     size_t bytes = 9 << 20;
     uint32_t *data = calloc(1, bytes);
@@ -301,7 +305,8 @@ static void check_agreement(const Bench *b, Comm *comm) {
     assert_ok(comm_agree(comm, "data", "the same again"));
 
     float values[4] = {0};  // the same messages under different names
-    comm_all_gather(comm, b->gather, comm_rank(comm) == 1 ? "unit 1" : "unit 2", values, values + comm_rank(comm), 1, DTYPE_FP32);
+    comm_all_gather(comm, b->gather, comm_rank(comm) == 1 ? "unit 1" : "unit 2", values, values + comm_rank(comm), 1,
+                    DTYPE_FP32);
     assert_ok(stream_sync(b->gather));
     assert_fails(comm_check_order(comm), "order of collectives");
 }
@@ -499,7 +504,8 @@ static void test_failures(void **state) {
         int status = run_mpi(3, cases[i].how, "", &seconds);
         expect(cases[i].status < 0 ? status != 0 : status == cases[i].status, "wrong exit status", status);
         expect(strstr(output, cases[i].message) != NULL, cases[i].message, status);
-        expect(count_of("rank 0: ") + count_of("rank 1: ") + count_of("rank 2: ") <= 1, "more than one message", status);
+        expect(count_of("rank 0: ") + count_of("rank 1: ") + count_of("rank 2: ") <= 1, "more than one message",
+               status);
         expect(seconds < cases[i].seconds, "took too long", status);
         print_message("%s: %.1f s: %s", cases[i].how, seconds, output);
     }
@@ -514,14 +520,10 @@ int main(void) {
     }
 #endif
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_rank),
-        cmocka_unit_test(test_start_alone),
-        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_one_rank),   cmocka_unit_test(test_start_alone),   cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_bytes),
 #ifdef HAVE_MPI
-        cmocka_unit_test(test_many_ranks),
-        cmocka_unit_test(test_random_delays),
-        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_many_ranks), cmocka_unit_test(test_random_delays), cmocka_unit_test(test_failures),
 #endif
     };
 #ifndef HAVE_MPI
