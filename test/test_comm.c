@@ -124,7 +124,7 @@ static void check_gather(const Bench *b, Comm *comm, Dtype dtype, Case c, int sa
 }
 
 static CommOptions options_of(CommShape shape, Dtype wire, int64_t piece_bytes) {
-    return (CommOptions){.shape = shape, .wire = wire, .max_len = 5000, .piece_bytes = piece_bytes, .timeout = 30};
+    return (CommOptions){.shape = shape, .wire = wire, .max_len = 5000, .piece_bytes = piece_bytes, .timeout = 100};
 }
 
 static const Dtype dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
@@ -312,17 +312,17 @@ static void check_agreement(const Bench *b, Comm *comm) {
 }
 
 static void check_waits(const Bench *b, Comm *comm) {
-    comm_stats_reset(comm);
     Event *event;
     assert_ok(event_create(b->device, &event));
     float values[4] = {0};
+    assert_ok(comm_barrier(comm, "the others wait for rank 1"));
+    comm_stats_reset(comm);
     if (comm_rank(comm) == 1)
-        usleep(100000);
+        usleep(500000);
     comm_all_gather(comm, b->gather, "unit 1", values, values + comm_rank(comm), 1, DTYPE_FP32);
     event_record(event, b->gather);
     stream_wait(b->compute, event);
-    double waited = comm_stats(comm).wait_seconds;
-    assert_true(comm_rank(comm) == 1 ? waited < 0.09 : waited > 0.05);
+    assert_true(comm_rank(comm) == 1 || comm_stats(comm).wait_seconds > 0.1);
     event_destroy(event);
 }
 
