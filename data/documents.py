@@ -29,6 +29,19 @@ class Part(NamedTuple):
     where: str              # for messages
 
 
+def read_block(stream, n):
+    """n bytes of an unbuffered stream, fewer only at its end. A loop here rather than in a buffered stream, which sees no
+    signal between two pieces from a pipe."""
+    pieces = []
+    while n > 0:
+        piece = stream.read(n)
+        if not piece:
+            break
+        pieces.append(piece)
+        n -= len(piece)
+    return b"".join(pieces)
+
+
 class HeldBack(io.RawIOBase):
     """A stream whose first bytes were read already."""
 
@@ -61,19 +74,21 @@ class Source:
             except OSError as error:
                 raise PrepareError("cannot read %s: %s" % (path, error.strerror)) from None
             if start[:2] == b"\x1f\x8b" or start[:4] in (b"\x28\xb5\x2f\xfd", b"BZh9", b"\xfd7zX"):
-                raise PrepareError("%s is compressed; unpack it into the program: zcat %s | data/prepare.py - …" % (path, path))
+                raise PrepareError("%s is compressed; unpack it into the program: zcat %s | data/prepare.py - …"
+                                   % (path, path))
+            if b"\0" in start:
+                raise PrepareError("%s is not UTF-8 text: it holds zero bytes (.bin token files go with --convert)" % path)
 
     def open(self):
+        """An unbuffered stream."""
         if self.path != "-":
-            return open(self.path, "rb")
-        if self.head is None:
-            return sys.stdin.buffer
-        return io.BufferedReader(HeldBack(self.head, sys.stdin.buffer), READ_BYTES)
+            return open(self.path, "rb", buffering=0)
+        return HeldBack(self.head or b"", sys.stdin.buffer.raw)
 
     def hold_back(self):
         """Read the beginning of a stream, so that a sample can be drawn from it before it is read."""
         if self.path == "-" and self.head is None:
-            self.head = sys.stdin.buffer.read(HEAD_BYTES)
+            self.head = read_block(sys.stdin.buffer.raw, HEAD_BYTES)
 
     def sample_size(self):
         return len(self.head) if self.path == "-" else self.size
@@ -121,7 +136,7 @@ def split_text(stream, separator, part_bytes):
     """(data, is it the document's last part?) of a text; documents lie between matches of `separator` (None: one)."""
     data, at, open_document = b"", 0, False
     while True:
-        block = stream.read(READ_BYTES)
+        block = read_block(stream, READ_BYTES)
         data, at = data[at:] + block, 0
         if separator:
             for match in separator.finditer(data):
@@ -161,7 +176,7 @@ def read_parts(sources, separator, val_fraction):
     for source in sources:
         with source.open() as stream:
             if source.field is not None:
-                for number, line in enumerate(stream, 1):
+                for number, line in enumerate(io.BufferedReader(stream, READ_BYTES), 1):
                     if line.strip():
                         yield Part(line, hash_side(line, val_fraction), True, source.field,
                                    "%s, line %d" % (source.name, number))

@@ -1,10 +1,10 @@
-// Text to tokens, as the tokenizer that made the shard does it. For prompts: simple methods, quadratic in the length of a
-// word (byte-level BPE) or of the text (sentencepiece), so texts are limited to 64 KiB.
+// Text to tokens, as the tokenizer that made the shard does it. For prompts: simple methods, quadratic in the length of
+// a word (byte-level BPE) or of the text (sentencepiece), so texts are limited to 64 KiB.
 //
 // Byte-level BPE: Sennrich, Haddow, Birch 2016 (section 3.2), on bytes and within words as GPT-2 (Radford et al. 2019).
 // Sentencepiece: Kudo and Richardson 2018; unigram: Kudo 2018 (section 3.2), the most likely segmentation by Viterbi.
-// Unicode normalisation of a sentencepiece model (NFKC) is not done: a prompt of characters that it would change, such as
-// full-width letters, gets other tokens than in training.
+// Unicode normalisation of a sentencepiece model (NFKC) is not done: a prompt of characters that it would change, such
+// as full-width letters, gets other tokens than in training.
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,7 +171,8 @@ static void encode_unigram(const Vocab *vocab, const char *text, size_t n, Symbo
         symbols[at] = (Symbol){.token = -2};  // -2: no way here yet; -1: over a character without a token
     for (size_t at = 0; at < n;) {
         uint32_t code;
-        size_t character = utf8_next(text + at, n - at, &code), most = n - at < vocab->longest ? n - at : vocab->longest;
+        size_t character = utf8_next(text + at, n - at, &code),
+               most = n - at < vocab->longest ? n - at : vocab->longest;
         most = most > character ? most : character;
         bool found = false;
         for (size_t bytes = 1; bytes <= most; bytes++) {
@@ -290,10 +291,13 @@ static Status encode_ids(const Vocab *vocab, const char *text, Output *out) {
         char *end;
         long long id = strtoll(at, &end, 10);
         if (end == at || !isdigit((unsigned char)*at))
-            return fail("cannot encode the prompt: the shards' tokenizer (%s) is not one that this program can encode with; "
-                        "give token ids, such as \"12 7 1999\"", vocab->tokenizer[0] ? vocab->tokenizer : "not named");
+            return fail(
+                "cannot encode the prompt: the shards' tokenizer (%s) is not one that this program can encode with; "
+                "give token ids, such as \"12 7 1999\"",
+                vocab->tokenizer[0] ? vocab->tokenizer : "not named");
         if (id >= limit)
-            return fail("the prompt's token %.*s is outside of the vocabulary of %lld", (int)(end - at), at, (long long)limit);
+            return fail("the prompt's token %.*s is outside of the vocabulary of %lld", (int)(end - at), at,
+                        (long long)limit);
         put(out, (int32_t)id);
         at = end;
     }

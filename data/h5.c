@@ -48,8 +48,10 @@ Status h5_open(const char *path, hid_t *file) {
     *file = H5Fopen(path, H5F_ACC_RDONLY, access >= 0 ? access : H5P_DEFAULT);
     Status status = OK;
     if (*file < 0)
-        status = fail("cannot read shard %s (%lld bytes): it is an HDF5 file, but truncated, damaged or being written (%s); "
-                      "copy or make it again", path, (long long)info.st_size, h5_reason());
+        status = fail(
+            "cannot read shard %s (%lld bytes): it is an HDF5 file, but truncated, damaged or being written (%s); "
+            "copy or make it again",
+            path, (long long)info.st_size, h5_reason());
     if (access >= 0)
         H5Pclose(access);
     return status;
@@ -57,7 +59,8 @@ Status h5_open(const char *path, hid_t *file) {
 
 bool h5_has(hid_t file, const char *name) {
     char path[128];
-    for (const char *end = strchr(name + 1, '/');; end = strchr(end + 1, '/')) {  // H5Lexists wants the parents to exist
+    for (const char *end = strchr(name + 1, '/');;
+         end = strchr(end + 1, '/')) {  // H5Lexists wants the parents to exist
         size_t n = end ? (size_t)(end - name) : strlen(name);
         if (n >= sizeof path)
             return false;
@@ -72,7 +75,8 @@ bool h5_has(hid_t file, const char *name) {
 
 Status h5_open_dataset(hid_t file, const char *path, const char *name, hid_t *dataset) {
     if (!h5_has(file, name))
-        return fail("shard %s has no dataset %s: it must hold the token ids (see the format in data/shards.h)", path, name);
+        return fail("shard %s has no dataset %s: it must hold the token ids (see the format in data/shards.h)", path,
+                    name);
     H5L_info_t link;
     if (H5Lget_info(file, name, &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD)
         return fail("shard %s: %s is a link to another place; give the file that holds the data itself", path, name);

@@ -1,5 +1,6 @@
-// h5: what the readers of shards and vocabularies need from HDF5. The library's own error output is switched off; instead
-// h5_reason gives the innermost line of its error stack, to be put into a message. Everything read is checked before use.
+// h5: what the readers of shards and vocabularies need from HDF5. The library's own error output is switched off;
+// instead h5_reason gives the innermost line of its error stack, to be put into a message. Everything read is checked
+// before use.
 #ifndef DATA_H5_H
 #define DATA_H5_H
 
@@ -23,8 +24,8 @@ Status h5_open_dataset(hid_t file, const char *path, const char *name, hid_t *da
 // Does a link of this name exist, its parents included?
 bool h5_has(hid_t file, const char *name);
 
-// Attributes of `object` ("/" or a group); absent ones leave the value as it was. Integers of any width; strings of fixed
-// or variable length, cut to text_bytes.
+// Attributes of `object` ("/" or a group); absent ones leave the value as it was. Integers of any width; strings of
+// fixed or variable length, cut to text_bytes.
 Status h5_read_int(hid_t file, const char *path, const char *object, const char *name, int64_t *value);
 Status h5_read_text(hid_t file, const char *path, const char *object, const char *name, char *text, size_t text_bytes);
 

@@ -1,7 +1,7 @@
 // A thread that reads batches ahead into a ring of buffers. See shards.h.
 //
-// The ring has depth + 2 batches: `depth` read ahead, and the two that the caller may still be using: the one it got last
-// and, until its next call, the one before. The reader thread is the only one that touches the shards.
+// The ring has depth + 2 batches: `depth` read ahead, and the two that the caller may still be using: the one it got
+// last and, until its next call, the one before. The reader thread is the only one that touches the shards.
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,20 +17,20 @@ typedef struct Batch {
 
 struct Loader {
     LoaderOptions options;
-    int seq_len;            // T
-    int64_t n_windows;      // n
-    int64_t end;            // samples from here on are padding
-    int n_batches;          // of the ring
-    Batch *ring;            // batch k is ring[k % n_batches]
-    int32_t *buffers;       // the ring's memory
-    int32_t *window;        // (T+1)
+    int seq_len;        // T
+    int64_t n_windows;  // n
+    int64_t end;        // samples from here on are padding
+    int n_batches;      // of the ring
+    Batch *ring;        // batch k is ring[k % n_batches]
+    int32_t *buffers;   // the ring's memory
+    int32_t *window;    // (T+1)
     pthread_t thread;
-    pthread_mutex_t lock;   // over what follows
+    pthread_mutex_t lock;  // over what follows
     pthread_cond_t changed;
-    int64_t n_read;         // batches that the thread has completed
-    int64_t n_returned;     // batches that loader_next has returned
-    bool stop;              // the thread should end
-    bool failed;            // the thread has ended with an error
+    int64_t n_read;                      // batches that the thread has completed
+    int64_t n_returned;                  // batches that loader_next has returned
+    bool stop;                           // the thread should end
+    bool failed;                         // the thread has ended with an error
     char message[STATUS_MESSAGE_BYTES];  // its message
 };
 
@@ -120,12 +120,15 @@ Status loader_open(const LoaderOptions *options, Loader **out) {
     int64_t n_windows = shards_n_windows(shards);
     int T = shards_seq_len(shards);
     if (n_windows == 0)
-        return fail("no sample can be read from %s%s: a sample of %d tokens needs T+1 = %d tokens in one shard, and every "
-                    "shard is shorter; give more text or a smaller --seq-len",
-                    shards_path(shards, 0), shards_n_files(shards) > 1 ? " and the other shards" : "", T, T + 1);
+        return fail(
+            "no sample can be read from %s%s: a sample of %d tokens needs T+1 = %d tokens in one shard, and every "
+            "shard is shorter; give more text or a smaller --seq-len",
+            shards_path(shards, 0), shards_n_files(shards) > 1 ? " and the other shards" : "", T, T + 1);
     if (options->batch < 1 || options->depth < 1 || options->first_sample < 0 || options->stride < 0)
-        return fail("cannot read batches of %d samples from sample %lld on, %lld apart, %d ahead: batch and depth must be at "
-                    "least 1", options->batch, (long long)options->first_sample, (long long)options->stride, options->depth);
+        return fail(
+            "cannot read batches of %d samples from sample %lld on, %lld apart, %d ahead: batch and depth must be at "
+            "least 1",
+            options->batch, (long long)options->first_sample, (long long)options->stride, options->depth);
 
     Loader *loader = calloc(1, sizeof *loader);
     if (!loader)

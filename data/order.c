@@ -1,10 +1,10 @@
 // The order of samples: a keyed permutation of the windows for every epoch, computed from the sample index alone.
 //
 // A Feistel network permutes the numbers of 2h bits: with halves (a, b), each round maps (a, b) to (b, a ^ f(b, key)),
-// which is invertible whatever f is. n windows are covered by the smallest 2h with 2^2h >= n; a result outside of 0…n-1 is
-// put through the network again until it falls inside ("cycle walking": fewer than four passes on average, and still a
-// permutation). Luby and Rackoff, "How to construct pseudorandom permutations", 1988; Black and Rogaway, "Ciphers with
-// arbitrary finite domains", 2002.
+// which is invertible whatever f is. n windows are covered by the smallest 2h with 2^2h >= n; a result outside of 0…n-1
+// is put through the network again until it falls inside ("cycle walking": fewer than four passes on average, and still
+// a permutation). Luby and Rackoff, "How to construct pseudorandom permutations", 1988; Black and Rogaway, "Ciphers
+// with arbitrary finite domains", 2002.
 //
 // test/test_data_order.c holds a golden table: a change here would silently change what every resumed run reads.
 #include <assert.h>

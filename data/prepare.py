@@ -15,10 +15,12 @@ Needs Python 3.9, numpy and h5py, and for a tokenizer its library.
 import argparse
 import collections
 import concurrent.futures
+import multiprocessing
 import os
 import re
 import signal
 import sys
+import threading
 import time
 
 try:
@@ -29,7 +31,7 @@ except ImportError as missing:
              "python3-numpy; elsewhere: pip install h5py numpy)" % missing.name)
 
 from documents import find_sources, json_text, read_parts, sample_lines
-from shard_writer import SIDES, ShardWriter
+from shard_writer import SIDES, ShardWriter, find_old_shards
 from text_tokenizers import PrepareError, Spec, find_gpt2, make_tokenizer, train_sentencepiece
 from token_bins import open_bin, read_blocks
 
@@ -43,10 +45,16 @@ PLAIN_SECONDS = 10        # between progress lines when stderr is not a terminal
 worker_tokenizer = None
 
 
+def end_with_parent():
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
 def start_worker(spec):
     global worker_tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=end_with_parent, daemon=True).start()  # also when it was killed
     worker_tokenizer = make_tokenizer(spec)
 
 
@@ -170,11 +178,12 @@ def root_attributes(tokenizer):
 
 def prepare_text(args):
     sources = find_sources(args.inputs, args.field)
+    old = find_old_shards(args.out, args.force)
     spec, files = find_spec(args, sources)
     tokenizer = make_tokenizer(spec)
     tokenizer.encode(b"a")  # a missing library is named before anything is written
-    writer = ShardWriter(args.out, args.shard_tokens, token_dtype(tokenizer.vocab_size), root_attributes(tokenizer),
-                         tokenizer.tables, tokenizer.settings, args.force)
+    writer = ShardWriter(args.out, old, args.shard_tokens, token_dtype(tokenizer.vocab_size), root_attributes(tokenizer),
+                         tokenizer.tables, tokenizer.settings)
     writer.files = files
     sizes = [source.size for source in sources]
     progress = Progress(sum(sizes) if None not in sizes else None)
@@ -207,7 +216,8 @@ def convert_bins(args):
         if eot is not None and eot < (vocab_size or 0):
             attributes["eot_token"] = np.int64(eot)
     width = sources[0].token_bytes
-    writer = ShardWriter(args.out, args.shard_tokens, "<u%d" % width, attributes, tables, settings, args.force)
+    old = find_old_shards(args.out, args.force)
+    writer = ShardWriter(args.out, old, args.shard_tokens, "<u%d" % width, attributes, tables, settings)
     progress = Progress(sum(source.n_tokens * width for source in sources))
 
     def blocks():
@@ -229,8 +239,8 @@ def write_all(writer, blocks, args):
         if not any(writer.n_tokens.values()):
             raise PrepareError("the input holds no text")
         writer.paths = writer.commit()
-    except OSError as error:  # h5py's, too: a full disk
-        raise PrepareError("cannot write shards to %s: %s" % (args.out, error)) from None
+    except (OSError, RuntimeError) as error:  # h5py raises either on a full disk
+        raise PrepareError("cannot make the shards in %s: %s" % (args.out, error)) from None
     finally:
         blocks.close()
         writer.discard()
@@ -258,6 +268,11 @@ def parse_count(text):
     if not 0 < value < 1 << 48:
         raise argparse.ArgumentTypeError("%r is not a number such as 4096, 100M or 1G" % text)
     return value
+
+
+def count_cores():
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse_fraction(text):
@@ -302,7 +317,7 @@ def parse_options(arguments):
                         help="part of the documents for validation (default: 0.01)")
     parser.add_argument("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
                         help="tokens a shard, at most (default: 100M)")
-    parser.add_argument("--workers", type=parse_count, default=len(os.sched_getaffinity(0)), metavar="N",
+    parser.add_argument("--workers", type=parse_count, default=count_cores(), metavar="N",
                         help="processes that tokenize (default: the cores: %(default)s)")
     parser.add_argument("--convert", action="store_true",
                         help="INPUTs are .bin files of llm.c or nanoGPT; those with \"val\" in their name go to val shards")

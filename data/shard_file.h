@@ -1,9 +1,9 @@
 // shard_file: one shard on disk. Checked once when it is opened; after that it is "attached" (a descriptor, or HDF5
 // handles) only while it is in use, so that thousands of shards need few descriptors.
 //
-// A contiguous dataset is a plain array inside of the file: it is read with pread at its offset, without the HDF5 library
-// and its global lock. Chunked, compressed and compact ones are read through HDF5, in pieces of at most 8 MiB, so that a
-// checkpoint that is being written by another thread gets its turn.
+// A contiguous dataset is a plain array inside of the file: it is read with pread at its offset, without the HDF5
+// library and its global lock. Chunked, compressed and compact ones are read through HDF5, in pieces of at most 8 MiB,
+// so that a checkpoint that is being written by another thread gets its turn.
 #ifndef DATA_SHARD_FILE_H
 #define DATA_SHARD_FILE_H
 
@@ -24,7 +24,8 @@ typedef struct ShardFile {
     hid_t file, dataset;   // attached: >= 0, when offset < 0
 } ShardFile;
 
-// Validate a file and fill in `shard`, not attached. Fails for: not HDF5, truncated, no /tokens, wrong rank or type, empty.
+// Validate a file and fill in `shard`, not attached. Fails for: not HDF5, truncated, no /tokens, wrong rank or type,
+// empty.
 Status shard_file_open(const char *path, ShardFile *shard);
 void shard_file_close(ShardFile *shard);
 

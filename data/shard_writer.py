@@ -12,7 +12,8 @@ import numpy as np
 from text_tokenizers import PrepareError
 
 SIDES = ("train", "val")
-COPY_TOKENS = 1 << 22  # tokens moved at a time
+HEADER_BYTES = 64 << 10  # more than HDF5's own structures take in a shard
+COPY_BYTES = 8 << 20  # moved at a time
 
 
 def sync(path):
@@ -23,18 +24,28 @@ def sync(path):
         os.close(fd)
 
 
-class ShardWriter:
-    """The shards of one run. attributes and settings go on the root and on /vocab; tables are /vocab's datasets."""
-
-    def __init__(self, out, shard_tokens, dtype, attributes, tables, settings, force):
-        self.out, self.shard_tokens, self.dtype = out, shard_tokens, np.dtype(dtype)
-        self.attributes, self.tables, self.settings = attributes, tables, settings
-        self.old = [p for side in SIDES for p in glob.glob(os.path.join(glob.escape(out), side + "_[0-9]*.h5"))]
-        if self.old and not force:
-            raise PrepareError("%s holds shards already (%s); choose another --out, or replace them with --force"
-                               % (out, ", ".join(sorted(map(os.path.basename, self.old))[:3])))
+def find_old_shards(out, force):
+    """Make the directory; the shards that are in it, which only --force may replace."""
+    try:
         os.makedirs(out, exist_ok=True)
-        self.open = {}      # side -> [file, dataset, tokens written]
+    except OSError as error:
+        raise PrepareError("cannot make the directory %s: %s" % (out, error.strerror)) from None
+    if not os.access(out, os.W_OK):
+        raise PrepareError("cannot write to the directory %s: permission denied" % out)
+    old = sorted(p for side in SIDES for p in glob.glob(os.path.join(glob.escape(out), side + "_[0-9]*.h5")))
+    if old and not force:
+        raise PrepareError("%s holds shards already (%s%s); choose another --out, or replace them with --force"
+                           % (out, os.path.basename(old[0]), " …" if len(old) > 1 else ""))
+    return old
+
+
+class ShardWriter:
+    """The shards of one run; `old` ones are removed when they are committed. attributes and settings go on the root and on /vocab; tables are /vocab's datasets."""
+
+    def __init__(self, out, old, shard_tokens, dtype, attributes, tables, settings):
+        self.out, self.old, self.shard_tokens, self.dtype = out, old, shard_tokens, np.dtype(dtype)
+        self.attributes, self.tables, self.settings = attributes, tables, settings
+        self.open = {}      # side -> [file, tokens written]
         self.finished = {side: [] for side in SIDES}
         self.n_tokens = dict.fromkeys(SIDES, 0)
         self.files = {}     # other files of the run: name -> bytes
@@ -43,52 +54,62 @@ class ShardWriter:
         return os.path.join(self.out, "." + name + ".tmp")
 
     def _create(self, name, n):
-        """A file with everything but the tokens, for which a place of n tokens is reserved at once: contiguous, unfilled."""
-        file = h5py.File(self._temporary(name), "w")
-        for key, value in self.attributes.items():
-            file.attrs[key] = value
-        if self.tables:
-            group = file.create_group("vocab")
-            for key, value in self.tables.items():
-                group.create_dataset(key, data=value)
-            for key, value in self.settings.items():
-                group.attrs[key] = value
-        layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        kind = h5py.h5t.STD_U16LE if self.dtype.itemsize == 2 else h5py.h5t.STD_U32LE
-        h5py.h5d.create(file.id, b"tokens", kind, h5py.h5s.create_simple((n,)), layout)
-        return file, file["tokens"]
+        """A file with everything but the tokens, for which a contiguous place of n is reserved, unfilled (a hole in the
+        file). Returns it as a plain file at the place of the first token: the library is not in the way of the data, and
+        a full disk is an ordinary error."""
+        path = self._temporary(name)
+        # HDF5 1.10 crashes when it cannot write its header, so the space is asked for with plain calls first.
+        header_bytes = sum(table.nbytes for table in self.tables.values()) + HEADER_BYTES
+        with open(path, "wb") as probe:
+            probe.write(bytes(header_bytes))
+            probe.truncate(header_bytes + n * self.dtype.itemsize)
+        with h5py.File(path, "w") as file:
+            for key, value in self.attributes.items():
+                file.attrs[key] = value
+            if self.tables:
+                group = file.create_group("vocab")
+                for key, value in self.tables.items():
+                    group.create_dataset(key, data=value, track_times=False)
+                for key, value in self.settings.items():
+                    group.attrs[key] = value
+            layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            layout.set_obj_track_times(False)  # equal input gives equal files, whenever they are made
+            layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            kind = h5py.h5t.STD_U16LE if self.dtype.itemsize == 2 else h5py.h5t.STD_U32LE
+            offset = h5py.h5d.create(file.id, b"tokens", kind, h5py.h5s.create_simple((n,)), layout).get_offset()
+        plain = open(path, "r+b")
+        plain.seek(offset)
+        return plain
 
     def write(self, side, tokens):
         while len(tokens):
             if side not in self.open:
-                self.open[side] = [*self._create(self._name(side), self.shard_tokens), 0]
-            state = self.open[side]
-            dataset, at = state[1], state[2]
+                self.open[side] = [self._create(self._name(side), self.shard_tokens), 0]
+            file, at = self.open[side]
             n = min(len(tokens), self.shard_tokens - at)
-            dataset[at:at + n] = tokens[:n]
-            state[2] += n
+            file.write(tokens[:n].astype(self.dtype, copy=False).tobytes())
+            self.open[side][1] += n
             self.n_tokens[side] += n
             tokens = tokens[n:]
-            if state[2] == self.shard_tokens:
+            if at + n == self.shard_tokens:
                 self._finish(side)
 
     def _name(self, side):
         return "%s_%05d.h5" % (side, len(self.finished[side]))
 
     def _finish(self, side):
-        file, dataset, n = self.open.pop(side)
         name = self._name(side)
+        file, n = self.open[side]
         if n < self.shard_tokens:  # the last one: a contiguous dataset cannot shrink, so it is copied to one that fits
-            short, tokens = self._create("short_" + name, n)
-            for at in range(0, n, COPY_TOKENS):
-                tokens[at:min(at + COPY_TOKENS, n)] = dataset[at:min(at + COPY_TOKENS, n)]
-            short.close()
-            file.close()
+            n_bytes = n * self.dtype.itemsize
+            file.seek(-n_bytes, os.SEEK_CUR)
+            with self._create("short_" + name, n) as short:
+                for at in range(0, n_bytes, COPY_BYTES):
+                    short.write(file.read(min(COPY_BYTES, n_bytes - at)))
             os.replace(self._temporary("short_" + name), self._temporary(name))
-        else:
-            file.close()
+        file.close()
+        del self.open[side]
         sync(self._temporary(name))
         self.finished[side].append(name)
 
@@ -111,10 +132,10 @@ class ShardWriter:
 
     def discard(self):
         """Remove what was not committed."""
-        for file, _, _ in self.open.values():
+        for file, _ in self.open.values():
             try:
                 file.close()
-            except (OSError, RuntimeError):
+            except OSError:
                 pass  # a full disk: the file goes anyway
         for side in SIDES:
             for name in [*self.finished[side], self._name(side)]:

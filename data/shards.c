@@ -24,8 +24,8 @@ typedef struct Attached {
 } Attached;
 
 struct Shards {
-    int seq_len;            // T
-    int64_t vocab_size;     // tokens must be below it; 0: not known yet
+    int seq_len;         // T
+    int64_t vocab_size;  // tokens must be below it; 0: not known yet
     int n_files;
     ShardFile *files;       // sorted by path
     int64_t *first_window;  // n_files + 1: number of windows before file i
@@ -140,7 +140,8 @@ static Status open_all(Shards *shards, const Paths *paths) {
 Status shards_open(const char *pattern, int seq_len, Shards **out) {
     *out = NULL;
     if (seq_len < 1)
-        return fail("cannot read shards %s in windows of %d tokens: the sequence length must be at least 1", pattern, seq_len);
+        return fail("cannot read shards %s in windows of %d tokens: the sequence length must be at least 1", pattern,
+                    seq_len);
     Paths paths = {0};
     Shards *shards = NULL;
     Status status = OK;
@@ -247,10 +248,11 @@ static void warn_of_waste(Shards *shards, const ShardFile *file) {
     if (shards->warned || file->chunk_tokens < (int64_t)WASTE_FACTOR * (shards->seq_len + 1))
         return;
     shards->warned = true;
-    fprintf(stderr,
-            "warning: shard %s is stored in chunks of %lld tokens, each decoded whole for a window of %d: reading will be "
-            "slow. Rewrite it: h5repack -l tokens:CONTI -f tokens:NONE\n",
-            file->path, (long long)file->chunk_tokens, shards->seq_len + 1);
+    fprintf(
+        stderr,
+        "warning: shard %s is stored in chunks of %lld tokens, each decoded whole for a window of %d: reading will be "
+        "slow. Rewrite it: h5repack -l tokens:CONTI -f tokens:NONE\n",
+        file->path, (long long)file->chunk_tokens, shards->seq_len + 1);
 }
 
 // Tokens from disk to int32. Returns whether all are below `limit`; without a branch, so that it vectorises.
@@ -274,16 +276,18 @@ static bool widen(const void *raw, int token_bytes, int n, uint32_t limit, int32
     return !bad;
 }
 
-static Status fail_token(const Shards *shards, const ShardFile *file, int64_t first, const int32_t *tokens, uint32_t limit) {
+static Status fail_token(const Shards *shards, const ShardFile *file, int64_t first, const int32_t *tokens,
+                         uint32_t limit) {
     int i = 0;
     while ((uint32_t)tokens[i] < limit)
         i++;
     if (shards->vocab_size == 0)
         return fail("shard %s: token %u at index %lld of /tokens is not below 2^31", file->path, (unsigned)tokens[i],
                     (long long)(first + i));
-    return fail("shard %s: token %u at index %lld of /tokens is outside of the model's vocabulary (0…%lld): give the "
-                "vocabulary that the shard was made with, or make the shard again",
-                file->path, (unsigned)tokens[i], (long long)(first + i), (long long)shards->vocab_size - 1);
+    return fail(
+        "shard %s: token %u at index %lld of /tokens is outside of the model's vocabulary (0…%lld): give the "
+        "vocabulary that the shard was made with, or make the shard again",
+        file->path, (unsigned)tokens[i], (long long)(first + i), (long long)shards->vocab_size - 1);
 }
 
 static Status read_window(Shards *shards, int64_t w, int32_t *tokens) {
@@ -304,7 +308,8 @@ static Status read_window(Shards *shards, int64_t w, int32_t *tokens) {
     uint32_t limit = (uint32_t)1 << 31;
     if (shards->vocab_size > 0 && shards->vocab_size < limit)
         limit = (uint32_t)shards->vocab_size;
-    return widen(shards->raw, file->token_bytes, n, limit, tokens) ? OK : fail_token(shards, file, first, tokens, limit);
+    return widen(shards->raw, file->token_bytes, n, limit, tokens) ? OK
+                                                                   : fail_token(shards, file, first, tokens, limit);
 }
 
 Status shards_read_window(Shards *shards, int64_t w, int32_t *tokens) {

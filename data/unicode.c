@@ -1,5 +1,5 @@
-// The tables are general categories L* and N* of Unicode 14 above ASCII, from Python's unicodedata; gaps of code points that
-// are not assigned are closed, which halves them.
+// The tables are general categories L* and N* of Unicode 14 above ASCII, from Python's unicodedata; gaps of code points
+// that are not assigned are closed, which halves them.
 #include "data/unicode.h"
 
 typedef struct Range {

@@ -11,8 +11,8 @@ enum { MAX_TOKENS = 1 << 24, MAX_BYTES = 1 << 28 };  // far above any tokenizer;
 
 // Dataset `name` as a new array of n = rows × columns elements of `memory_type` (columns 0: 1-D). The extent is checked
 // before anything is allocated.
-static Status read_array(hid_t file, const char *path, const char *name, hid_t memory_type, hsize_t columns, int64_t max_rows,
-                         void *array, int64_t *rows) {
+static Status read_array(hid_t file, const char *path, const char *name, hid_t memory_type, hsize_t columns,
+                         int64_t max_rows, void *array, int64_t *rows) {
     hid_t dataset = -1, space = -1, type = -1;
     void *data = NULL;
     Status status = OK;
@@ -25,8 +25,10 @@ static Status read_array(hid_t file, const char *path, const char *name, hid_t m
         H5Sget_simple_extent_dims(space, dims, NULL);
     if (type < 0 || rank != (columns ? 2 : 1) || dims[1] != columns || dims[0] > (hsize_t)max_rows ||
         H5Tget_class(type) != H5Tget_class(memory_type))
-        TRY_GOTO(fail("shard %s: %s has the wrong shape or type, or is larger than any vocabulary; make the shard again", path,
-                      name), done);
+        TRY_GOTO(
+            fail("shard %s: %s has the wrong shape or type, or is larger than any vocabulary; make the shard again",
+                 path, name),
+            done);
     size_t n_bytes = (size_t)dims[0] * (columns ? columns : 1) * H5Tget_size(memory_type);
     data = malloc(n_bytes + 1);
     if (!data)
@@ -85,7 +87,8 @@ static Status read_scores_and_merges(Vocab *vocab, hid_t file, const char *path)
                 return fail_tables(path, "/vocab/scores holds a value that is no score");
     }
     if (h5_has(file, "/vocab/merges")) {
-        TRY(read_array(file, path, "/vocab/merges", H5T_NATIVE_UINT32, 3, MAX_TOKENS, &vocab->merges, &vocab->n_merges));
+        TRY(read_array(file, path, "/vocab/merges", H5T_NATIVE_UINT32, 3, MAX_TOKENS, &vocab->merges,
+                       &vocab->n_merges));
         for (int64_t i = 0; i < 3 * vocab->n_merges; i++)
             if (vocab->merges[i] >= vocab->size)
                 return fail_tables(path, "/vocab/merges names a token that is not in the vocabulary");
@@ -118,7 +121,8 @@ static Status read_all(Vocab *vocab, hid_t file, const char *path) {
 
 // ---- look-up ----
 
-static uint64_t hash_bytes(const void *data, size_t n_bytes) {  // FNV-1a, mixed once more as the low bits choose the slot
+static uint64_t hash_bytes(const void *data,
+                           size_t n_bytes) {  // FNV-1a, mixed once more as the low bits choose the slot
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < n_bytes; i++)
         hash = (hash ^ ((const uint8_t *)data)[i]) * 0x100000001b3u;
@@ -149,8 +153,8 @@ static size_t n_bytes_of(const Vocab *vocab, int64_t token) {
 int32_t vocab_find(const Vocab *vocab, const char *text, size_t n_bytes) {
     for (size_t slot = hash_bytes(text, n_bytes);; slot++) {
         int32_t token = vocab->by_bytes[slot & vocab->by_bytes_mask];
-        if (token < 0 || (n_bytes_of(vocab, token) == n_bytes &&
-                          memcmp(vocab->bytes + vocab->offsets[token], text, n_bytes) == 0))
+        if (token < 0 ||
+            (n_bytes_of(vocab, token) == n_bytes && memcmp(vocab->bytes + vocab->offsets[token], text, n_bytes) == 0))
             return token;
     }
 }

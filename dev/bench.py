@@ -45,7 +45,7 @@ def run_case(build, work, model, dtype, seq_len, micro, steps, extra):
     command = [f"{build}/train_gpt", "--model", model, "--vocab-size", "50257" if model.startswith("gpt2") else "32000",
                "--train", os.path.join(work, "bench.h5"), "--dtype", dtype, "--seq-len", str(seq_len), "--micro-batch",
                str(micro), "--grad-accum", "1", "--steps", str(steps), "--warmup", "2", "--lr", "1e-4", "--out", out,
-               "--checkpoint-every", "0", "--eval-every", "0", "--sample-every", "0"] + extra
+               "--checkpoint-every", "0", "--sample-every", "0"] + extra
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:

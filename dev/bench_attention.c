@@ -1,6 +1,6 @@
 // bench_attention: how fast attention is, beside the most this machine's vector units can do (a loop of independent
-// multiply-adds on registers, on every thread). FLOPs as the training bench counts them: causal, 2 products forward and 4
-// backward (it does 5: scores are formed again), so "of peak" in backward cannot exceed 80%.
+// multiply-adds on registers, on every thread). FLOPs as the training bench counts them: causal, 2 products forward and
+// 4 backward (it does 5: scores are formed again), so "of peak" in backward cannot exceed 80%.
 //
 //     make build/release/dev/bench_attention && build/release/dev/bench_attention [threads]
 #include <stdio.h>
@@ -24,23 +24,23 @@ enum { PEAK_STEPS = 2000000, CHAINS = 12 };
 static volatile float sink;
 
 #if defined(__x86_64__)
-#define PEAK_LOOP(name, isa, type, zero, one, step, flops)                 \
-    static __attribute__((target(isa))) double name(void) {                \
-        type acc[CHAINS], x = one;                                         \
-        for (int i = 0; i < CHAINS; i++)                                   \
-            acc[i] = zero;                                                 \
-        for (int s = 0; s < PEAK_STEPS; s++) {                             \
-            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)      \
-                acc[i] = step;                                             \
-            __asm__ volatile("" : "+v"(x));                                \
-        }                                                                  \
-        for (int i = 0; i < CHAINS; i++)                                   \
-            sink = ((float *)&acc[i])[0];                                  \
-        return (double)PEAK_STEPS * CHAINS * flops;                        \
+#define PEAK_LOOP(name, isa, type, zero, one, step, flops)                           \
+    static __attribute__((target(isa))) double name(void) {                          \
+        type acc[CHAINS], x = one;                                                   \
+        for (int i = 0; i < CHAINS; i++)                                             \
+            acc[i] = zero;                                                           \
+        for (int s = 0; s < PEAK_STEPS; s++) {                                       \
+            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) acc[i] = step; \
+            __asm__ volatile("" : "+v"(x));                                          \
+        }                                                                            \
+        for (int i = 0; i < CHAINS; i++)                                             \
+            sink = ((float *)&acc[i])[0];                                            \
+        return (double)PEAK_STEPS * CHAINS * flops;                                  \
     }
 PEAK_LOOP(peak_bf16, "avx512f,avx512bf16", __m512, _mm512_setzero_ps(), _mm512_set1_ps(1.0f),
           _mm512_dpbf16_ps(acc[i], (__m512bh)x, (__m512bh)x), 64.0)
-PEAK_LOOP(peak_avx512, "avx512f", __m512, _mm512_setzero_ps(), _mm512_set1_ps(1.0f), _mm512_fmadd_ps(x, x, acc[i]), 32.0)
+PEAK_LOOP(peak_avx512, "avx512f", __m512, _mm512_setzero_ps(), _mm512_set1_ps(1.0f), _mm512_fmadd_ps(x, x, acc[i]),
+          32.0)
 PEAK_LOOP(peak_avx2, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_set1_ps(1.0f), _mm256_fmadd_ps(x, x, acc[i]), 16.0)
 PEAK_LOOP(peak_base, "sse2", __m128, _mm_setzero_ps(), _mm_set1_ps(1.0f), _mm_add_ps(_mm_mul_ps(x, x), acc[i]), 8.0)
 
@@ -108,8 +108,8 @@ static void bench(Device *device, Stream *stream, Dtype dt, const char *name, At
     top = again > top ? again : top;
     double flops = 4.0 * s.batch * s.heads * s.head_dim * s.seq_len * (s.seq_len + 1) / 2.0;
     printf("%-5s %-30s %7.0f | %8.2f %7.0f %4.0f%% | %8.2f %7.0f %4.0f%% | %4.0f%%\n", dtype_name(dt), name, top / 1e9,
-           forward * 1e3, flops / forward / 1e9, 100 * flops / forward / top, backward * 1e3, 2 * flops / backward / 1e9,
-           200 * flops / backward / top, 300 * flops / (forward + backward) / top);
+           forward * 1e3, flops / forward / 1e9, 100 * flops / forward / top, backward * 1e3,
+           2 * flops / backward / 1e9, 200 * flops / backward / top, 300 * flops / (forward + backward) / top);
     fflush(stdout);
     device_free(device, qkv), device_free(device, out), device_free(device, dout);
     device_free(device, dqkv), device_free(device, lse);
@@ -127,15 +127,14 @@ int main(int argc, char **argv) {
         const char *name;
         AttentionShape shape;
     } cases[] = {
-        {"gpt2 B=4 T=256 12x64", {4, 256, 12, 12, 64}},
-        {"gpt2 B=4 T=1024 12x64", {4, 1024, 12, 12, 64}},
-        {"llama-110m B=4 T=1024 12x64", {4, 1024, 12, 12, 64}},
+        {"gpt2-124m B=4 T=256 12x64", {4, 256, 12, 12, 64}},
+        {"gpt2, llama-110m T=1024 12x64", {4, 1024, 12, 12, 64}},
         {"llama3 B=1 T=1024 32/8x128", {1, 1024, 32, 8, 128}},
     };
-    printf("%s\n%-5s %-30s %7s | %8s %7s %5s | %8s %7s %5s | %s\n", device_name(device), "", "", "GFLOP/s", "forward", "", "of",
-           "backward", "", "of", "both");
-    printf("%-5s %-30s %7s | %8s %7s %5s | %8s %7s %5s | %s\n", "", "", "peak", "ms", "GFLOP/s", "peak", "ms", "GFLOP/s", "peak",
-           "of peak");
+    printf("%s\n%-5s %-30s %7s | %8s %7s %5s | %8s %7s %5s | %s\n", device_name(device), "", "", "GFLOP/s", "forward",
+           "", "of", "backward", "", "of", "both");
+    printf("%-5s %-30s %7s | %8s %7s %5s | %8s %7s %5s | %s\n", "", "", "peak", "ms", "GFLOP/s", "peak", "ms",
+           "GFLOP/s", "peak", "of peak");
     for (Dtype dt = DTYPE_FP32; dt <= DTYPE_FP16; dt++)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
             bench(device, stream, dt, cases[i].name, cases[i].shape);

@@ -1,9 +1,10 @@
-// adamw: one element of the optimizer step, written once, so that every device and every offload level gives the same bits.
+// adamw: one element of the optimizer step, written once, so that every device and offload level gives the same bits.
 //
 // AdamW (Loshchilov & Hutter 2019), Adam with L2 (Kingma & Ba 2015), SGD with momentum as torch.optim writes them. Only
 // explicit fused multiply-adds (contraction is off everywhere), IEEE division and square root. What is the same for all
-// elements is formed once on the host, in double, and rounded to fp32 (adamw_scalars): the loss scale and the clip factor
-// become one multiplication, the bias corrections a step size and a factor of √v, which leaves one division an element.
+// elements is formed once on the host, in double, and rounded to fp32 (adamw_scalars): the loss scale and the clip
+// factor become one multiplication, the bias corrections a step size and a factor of √v, which leaves one division an
+// element.
 #ifndef LLM_ADAMW_H
 #define LLM_ADAMW_H
 
@@ -18,12 +19,12 @@
 #endif
 
 typedef struct AdamwScalars {
-    float grad_scale;        // clip factor / loss scale
+    float grad_scale;  // clip factor / loss scale
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
-    float step;              // lr / (1 - beta1^t); SGD: lr
-    float sqrt_v_scale;      // 1 / √(1 - beta2^t)
-    float decay;             // L2 added to the gradient (Adam, SGD): weight_decay
-    float lr_decay;          // decoupled decay (AdamW): lr · weight_decay
+    float step;          // lr / (1 - beta1^t); SGD: lr
+    float sqrt_v_scale;  // 1 / √(1 - beta2^t)
+    float decay;         // L2 added to the gradient (Adam, SGD): weight_decay
+    float lr_decay;      // decoupled decay (AdamW): lr · weight_decay
     float momentum;
 } AdamwScalars;
 

@@ -73,6 +73,7 @@ def draw(runs, window):
                                   xytext=(0, 8), ha="right", color=color)
         axis.set_title(title)
         axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         if key == "tokens_per_s":
             axis.set_ylim(bottom=0)

@@ -88,9 +88,11 @@ else
         awk -v speed="$(value tokens_per_s step "$trial/log.jsonl")" -v batch=$((MICRO_BATCH * SEQ_LEN)) \
             -v minutes="$minutes" 'BEGIN { steps = int(60 * minutes * speed / batch); print steps < 20 ? 20 : steps }' \
             >$RUN/steps
+        echo "$(cat $RUN/steps) steps of $((MICRO_BATCH * SEQ_LEN)) tokens, about $minutes minutes."
+    else
+        echo "Going on with a run of $(cat $RUN/steps) steps."
     fi
     steps=$(cat $RUN/steps)
-    echo "$steps steps of $((MICRO_BATCH * SEQ_LEN)) tokens, about $minutes minutes."
     ./train_gpt "${common[@]}" --steps "$steps" --warmup $((steps / 20 + 1)) --eval-every $((steps / 10 + 1)) \
         --eval-batches 20 --sample-every $((steps / 3 + 1)) --checkpoint-every $((steps / 4 + 1)) --keep 1 \
         --temperature 0.8 --top-k 50 --resume auto --out $RUN || {

@@ -1,5 +1,5 @@
-// ops_kinds: what the table in test_ops.c is made of. A Kind is one operation of llm/ops.h: the tensors it works on, how it is
-// called, and what it should compute, as plain loops in double precision. A Row is a Kind with a shape.
+// ops_kinds: what the table in test_ops.c is made of. A Kind is one operation of llm/ops.h: the tensors it works on,
+// how it is called, and what it should compute, as plain loops in double precision. A Row is a Kind with a shape.
 //
 // References read and write dense arrays of doubles, v[t] for tensor t and d[t] for its gradient. They are checked
 // themselves: the backward ones against finite differences of the forward ones.
@@ -29,11 +29,11 @@ typedef enum Role {
 typedef struct Tensor {
     const char *name;
     Role role;
-    int type;              // element type
+    int type;  // element type
     int64_t rows, cols;
-    int64_t ld;            // leading dimension on the device; 0: cols
-    double low, high;      // inputs are uniform in [low, high); both 0: [-1, 1)
-    int grad_type;         // ARG: fp32 gradients of weights (`sums`) accumulate, others overwrite
+    int64_t ld;        // leading dimension on the device; 0: cols
+    double low, high;  // inputs are uniform in [low, high); both 0: [-1, 1)
+    int grad_type;     // ARG: fp32 gradients of weights (`sums`) accumulate, others overwrite
     bool sums;
     int64_t grad_ld;       // 0: cols
     double constant_grad;  // OUT: its gradient is this number, handed over as a scalar
@@ -42,13 +42,21 @@ typedef struct Tensor {
 } Tensor;
 
 enum {
-    RMS = 1, RESIDUAL = 2, IN_PLACE = 4, BIAS = 8, NO_POSITIONS = 16, LOGITS = 32, ADAM = 64, SGD = 128, FORWARD_ONLY = 256,
+    RMS = 1,
+    RESIDUAL = 2,
+    IN_PLACE = 4,
+    BIAS = 8,
+    NO_POSITIONS = 16,
+    LOGITS = 32,
+    ADAM = 64,
+    SGD = 128,
+    FORWARD_ONLY = 256,
     TIMED = 512,  // too large for the reference: runs only with --time
 };
 
 typedef struct Row {
     const struct Kind *kind;
-    int64_t n[6];      // shape, in the order of the kind's `shape`
+    int64_t n[6];  // shape, in the order of the kind's `shape`
     unsigned flags;
     Dtype other;       // second dtype (convert, add)
     double tolerance;  // 0: the kind's
@@ -100,20 +108,20 @@ static void embedding_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
 }
 static void embedding_forward_call(const Call *c) {
     const int64_t *n = c->row->n;
-    c->ops->embedding_forward(c->stream, c->dt, c->v[E_X], c->v[E_WTE], c->v[E_WPE], c->v[E_TOKENS], n[0] * n[1], (int)n[1],
-                              (int)n[5], n[2]);
+    c->ops->embedding_forward(c->stream, c->dt, c->v[E_X], c->v[E_WTE], c->v[E_WPE], c->v[E_TOKENS], n[0] * n[1],
+                              (int)n[1], (int)n[5], n[2]);
 }
 static void embedding_backward_call(const Call *c) {
     const int64_t *n = c->row->n;
-    c->ops->embedding_backward(c->stream, c->dt, c->d[E_WTE], c->d[E_WPE], c->d[E_X], c->v[E_TOKENS], n[0] * n[1], (int)n[1],
-                               n[2], n[3], n[4], c->accumulate, c->accumulate);
+    c->ops->embedding_backward(c->stream, c->dt, c->d[E_WTE], c->d[E_WPE], c->d[E_X], c->v[E_TOKENS], n[0] * n[1],
+                               (int)n[1], n[2], n[3], n[4], c->accumulate, c->accumulate);
 }
 static void embedding_forward_reference(const Row *r, double **v) {
     int64_t T = r->n[1], C = r->n[2];
     for (int64_t row = 0; row < r->n[0] * T; row++)
         for (int64_t i = 0; i < C; i++)
-            v[E_X][row * C + i] = v[E_WTE][(int64_t)v[E_TOKENS][row] * C + i] +
-                                  (v[E_WPE] ? v[E_WPE][(row % T + r->n[5]) * C + i] : 0);
+            v[E_X][row * C + i] =
+                v[E_WTE][(int64_t)v[E_TOKENS][row] * C + i] + (v[E_WPE] ? v[E_WPE][(row % T + r->n[5]) * C + i] : 0);
 }
 static void embedding_backward_reference(const Row *r, double **v, double **d) {
     int64_t T = r->n[1], C = r->n[2];
@@ -124,9 +132,15 @@ static void embedding_backward_reference(const Row *r, double **v, double **d) {
                 d[E_WPE][row % T * C + i] += d[E_X][row * C + i];
         }
 }
-static const Kind embedding = {
-    "embedding", "B T C V positions first", embedding_tensors, embedding_forward_call, embedding_backward_call,
-    embedding_forward_reference, embedding_backward_reference, .tolerance = 1e-6, .why = "sums of a few rows"};
+static const Kind embedding = {"embedding",
+                               "B T C V positions first",
+                               embedding_tensors,
+                               embedding_forward_call,
+                               embedding_backward_call,
+                               embedding_forward_reference,
+                               embedding_backward_reference,
+                               .tolerance = 1e-6,
+                               .why = "sums of a few rows"};
 
 // ---- norm: rows, C. RESIDUAL: the gradient that goes past the norm, as the gradient of a copy of x ----
 enum { N_X, N_WEIGHT, N_BIAS, N_Y, N_MEAN, N_RSTD, N_SKIP };
@@ -146,8 +160,8 @@ static void norm_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
 }
 static void norm_forward_call(const Call *c) {
     int64_t rows = c->row->n[0], C = c->row->n[1];
-    c->ops->norm_forward(c->stream, c->dt, c->row->flags & RMS ? NORM_RMS : NORM_LAYER, c->v[N_Y], c->v[N_MEAN], c->v[N_RSTD],
-                         c->v[N_X], c->v[N_WEIGHT], c->v[N_BIAS], norm_eps, rows, C);
+    c->ops->norm_forward(c->stream, c->dt, c->row->flags & RMS ? NORM_RMS : NORM_LAYER, c->v[N_Y], c->v[N_MEAN],
+                         c->v[N_RSTD], c->v[N_X], c->v[N_WEIGHT], c->v[N_BIAS], norm_eps, rows, C);
     if (c->v[N_SKIP])
         place(c, c->v[N_SKIP], c->v[N_X], rows * C, c->dt);
 }
@@ -159,8 +173,8 @@ static void norm_backward_call(const Call *c) {
         residual = c->d[N_X];
     }
     c->ops->norm_backward(c->stream, c->dt, c->row->flags & RMS ? NORM_RMS : NORM_LAYER, c->d[N_X], c->d[N_WEIGHT],
-                          c->d[N_BIAS], c->d[N_Y], residual, c->v[N_X], c->v[N_MEAN], c->v[N_RSTD], c->v[N_WEIGHT], rows, C,
-                          c->accumulate);
+                          c->d[N_BIAS], c->d[N_Y], residual, c->v[N_X], c->v[N_MEAN], c->v[N_RSTD], c->v[N_WEIGHT],
+                          rows, C, c->accumulate);
 }
 static void norm_forward_reference(const Row *r, double **v) {
     int64_t C = r->n[1];
@@ -185,7 +199,8 @@ static void norm_forward_reference(const Row *r, double **v) {
 static void norm_backward_reference(const Row *r, double **v, double **d) {
     int64_t C = r->n[1];
     for (int64_t row = 0; row < r->n[0]; row++) {
-        const double *x = v[N_X] + row * C, *dy = d[N_Y] + row * C, mean = v[N_MEAN] ? v[N_MEAN][row] : 0, rstd = v[N_RSTD][row];
+        const double *x = v[N_X] + row * C, *dy = d[N_Y] + row * C, mean = v[N_MEAN] ? v[N_MEAN][row] : 0,
+                     rstd = v[N_RSTD][row];
         double avg = 0, dot = 0;
         for (int64_t i = 0; i < C; i++) {
             double xhat = (x[i] - mean) * rstd;
@@ -204,10 +219,17 @@ static size_t norm_scratch_bytes(Device *device, Dtype dt, const Row *r) {
     (void)dt;
     return device_ops(device)->norm_scratch(device, r->n[0], r->n[1]);
 }
-static const Kind norm = {
-    "norm", "rows C", norm_tensors, norm_forward_call, norm_backward_call, norm_forward_reference, norm_backward_reference,
-    norm_scratch_bytes, .backward_reads = 1 << N_X | 1 << N_WEIGHT | 1 << N_MEAN | 1 << N_RSTD, .tolerance = 3e-6,
-    .why = "sums over a row, differences that cancel"};
+static const Kind norm = {"norm",
+                          "rows C",
+                          norm_tensors,
+                          norm_forward_call,
+                          norm_backward_call,
+                          norm_forward_reference,
+                          norm_backward_reference,
+                          norm_scratch_bytes,
+                          .backward_reads = 1 << N_X | 1 << N_WEIGHT | 1 << N_MEAN | 1 << N_RSTD,
+                          .tolerance = 3e-6,
+                          .why = "sums over a row, differences that cancel"};
 
 // ---- rope: B, T, heads, kv_heads, head_dim, first position. Backward is the inverse turn ----
 enum { R_QKV, R_TABLE, R_OUT };
@@ -226,8 +248,8 @@ static void rope_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
 static void rope_call(const Call *c, void *to, const void *from, bool inverse) {
     const Row *r = c->row;
     place(c, to, from, r->n[0] * r->n[1] * qkv_width(r), c->dt);
-    c->ops->rope(c->stream, c->dt, to, (RopeTable){c->v[R_TABLE], (int)(r->n[1] + r->n[5])}, attention_shape(r), (int)r->n[5],
-                 inverse);
+    c->ops->rope(c->stream, c->dt, to, (RopeTable){c->v[R_TABLE], (int)(r->n[1] + r->n[5])}, attention_shape(r),
+                 (int)r->n[5], inverse);
 }
 static void rope_forward_call(const Call *c) {
     rope_call(c, c->v[R_OUT], c->v[R_QKV], false);
@@ -254,9 +276,15 @@ static void rope_forward_reference(const Row *r, double **v) {
 static void rope_backward_reference(const Row *r, double **v, double **d) {
     rope_reference(r, d[R_QKV], d[R_OUT], v[R_TABLE], -1);
 }
-static const Kind rope = {
-    "rope", "B T heads kv_heads head_dim first", rope_tensors, rope_forward_call, rope_backward_call, rope_forward_reference,
-    rope_backward_reference, .tolerance = 3e-7, .why = "two products"};
+static const Kind rope = {"rope",
+                          "B T heads kv_heads head_dim first",
+                          rope_tensors,
+                          rope_forward_call,
+                          rope_backward_call,
+                          rope_forward_reference,
+                          rope_backward_reference,
+                          .tolerance = 3e-7,
+                          .why = "two products"};
 
 // ---- gelu: len.  swiglu: rows, F ----
 enum { A_X, A_Y };
@@ -289,9 +317,16 @@ static void gelu_backward_reference(const Row *r, double **v, double **d) {
         d[A_X][i] = d[A_Y][i] * slope;
     }
 }
-static const Kind gelu = {
-    "gelu", "len", gelu_tensors, gelu_forward_call, gelu_backward_call, gelu_forward_reference, gelu_backward_reference,
-    .backward_reads = 1 << A_X, .tolerance = 2e-6, .why = "an exponential of up to 2 ulp and its argument's rounding"};
+static const Kind gelu = {"gelu",
+                          "len",
+                          gelu_tensors,
+                          gelu_forward_call,
+                          gelu_backward_call,
+                          gelu_forward_reference,
+                          gelu_backward_reference,
+                          .backward_reads = 1 << A_X,
+                          .tolerance = 2e-6,
+                          .why = "an exponential of up to 2 ulp and its argument's rounding"};
 
 static void swiglu_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
     t[A_X] = (Tensor){"gate, up", ARG, dt, r->n[0], 2 * r->n[1], .low = -4, .high = 4, .grad_type = dt};
@@ -321,9 +356,16 @@ static void swiglu_backward_reference(const Row *r, double **v, double **d) {
             d[A_X][row * 2 * F + F + i] = dy * gate * s;
         }
 }
-static const Kind swiglu = {
-    "swiglu", "rows F", swiglu_tensors, swiglu_forward_call, swiglu_backward_call, swiglu_forward_reference,
-    swiglu_backward_reference, .backward_reads = 1 << A_X, .tolerance = 2e-6, .why = "an exponential of up to 2 ulp"};
+static const Kind swiglu = {"swiglu",
+                            "rows F",
+                            swiglu_tensors,
+                            swiglu_forward_call,
+                            swiglu_backward_call,
+                            swiglu_forward_reference,
+                            swiglu_backward_reference,
+                            .backward_reads = 1 << A_X,
+                            .tolerance = 2e-6,
+                            .why = "an exponential of up to 2 ulp"};
 
 // ---- cross-entropy: rows, V, ld, ld_d. IN_PLACE: the gradient over the logits ----
 enum { C_LOGITS, C_TARGETS, C_LOSSES };
@@ -332,14 +374,16 @@ static int64_t loss_ld_d(const Row *r, Dtype dt) {
     return r->flags & IN_PLACE ? r->n[2] * 4 / (int64_t)dtype_bytes(dt) : r->n[3];
 }
 static void loss_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
-    t[C_LOGITS] = (Tensor){"logits", ARG, DTYPE_FP32, r->n[0], r->n[1], .ld = r->n[2], .low = -10, .high = 10,
-                           .grad_type = dt, .grad_ld = loss_ld_d(r, dt)};
-    t[C_TARGETS] = (Tensor){"targets", IN, TYPE_INT32, r->n[0], 1, .low = -1 - (double)(r->n[1] / 8), .high = (double)r->n[1]};
+    t[C_LOGITS] = (Tensor){"logits",      ARG,        DTYPE_FP32, r->n[0],         r->n[1],
+                           .ld = r->n[2], .low = -10, .high = 10, .grad_type = dt, .grad_ld = loss_ld_d(r, dt)};
+    t[C_TARGETS] =
+        (Tensor){"targets", IN, TYPE_INT32, r->n[0], 1, .low = -1 - (double)(r->n[1] / 8), .high = (double)r->n[1]};
     t[C_LOSSES] = (Tensor){"losses", OUT, DTYPE_FP32, r->n[0], 1, .constant_grad = (double)loss_scale};
 }
 static void loss_forward_call(const Call *c) {
     const int64_t *n = c->row->n;
-    c->ops->cross_entropy(c->stream, c->dt, c->v[C_LOSSES], NULL, 0, c->v[C_LOGITS], n[2], c->v[C_TARGETS], n[0], n[1], 0);
+    c->ops->cross_entropy(c->stream, c->dt, c->v[C_LOSSES], NULL, 0, c->v[C_LOGITS], n[2], c->v[C_TARGETS], n[0], n[1],
+                          0);
 }
 static void loss_backward_call(const Call *c) {
     const Row *r = c->row;
@@ -348,8 +392,9 @@ static void loss_backward_call(const Call *c) {
     // In place: bring the logits to where the gradient shall be. A gradient of rows · ld_d elements is as large.
     if (in_place)
         place(c, c->d[C_LOGITS], c->v[C_LOGITS], r->n[0] * r->n[2], DTYPE_FP32);
-    c->ops->cross_entropy(c->stream, c->dt, c->v[C_LOSSES], c->d[C_LOGITS], ld_d, in_place ? c->d[C_LOGITS] : c->v[C_LOGITS],
-                          r->n[2], c->v[C_TARGETS], r->n[0], r->n[1], loss_scale);
+    c->ops->cross_entropy(c->stream, c->dt, c->v[C_LOSSES], c->d[C_LOGITS], ld_d,
+                          in_place ? c->d[C_LOGITS] : c->v[C_LOGITS], r->n[2], c->v[C_TARGETS], r->n[0], r->n[1],
+                          loss_scale);
 }
 static double loss_normalizer(const double *x, int64_t V, double *max) {
     double sum = 0;
@@ -379,192 +424,16 @@ static void loss_backward_reference(const Row *r, double **v, double **d) {
         }
     }
 }
-static const Kind cross_entropy = {
-    "cross-entropy", "rows V ld ld_d", loss_tensors, loss_forward_call, loss_backward_call, loss_forward_reference,
-    loss_backward_reference, .backward_reads = 1 << C_LOGITS, .tolerance = 2e-6, .why = "exponentials of rounded differences"};
-
-// ---- linear: rows, in, out, ld of y and dy ----
-enum { L_X, L_W, L_BIAS, L_RESIDUAL, L_Y };
-static Dtype linear_y_dtype(const Row *r, Dtype dt) {
-    return r->flags & LOGITS ? DTYPE_FP32 : dt;
-}
-static void linear_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
-    int64_t rows = r->n[0], in = r->n[1], out = r->n[2];
-    t[L_X] = (Tensor){"x", ARG, dt, rows, in, .grad_type = dt};
-    t[L_W] = (Tensor){"w", ARG, dt, out, in, .sums = true};
-    if (r->flags & BIAS)
-        t[L_BIAS] = (Tensor){"bias", ARG, dt, 1, out, .sums = true};
-    if (r->flags & RESIDUAL)
-        t[L_RESIDUAL] = (Tensor){"residual", IN, dt, rows, out, .ld = r->n[3]};
-    t[L_Y] = (Tensor){"y", OUT, linear_y_dtype(r, dt), rows, out, .ld = r->n[3], .grad_type = dt, .grad_ld = r->n[3]};
-}
-static void linear_forward_call(const Call *c) {
-    const Row *r = c->row;
-    const void *residual = c->v[L_RESIDUAL];
-    if (r->flags & IN_PLACE) {
-        place(c, c->v[L_Y], residual, r->n[0] * r->n[3], c->dt);
-        residual = c->v[L_Y];
-    }
-    c->ops->linear_forward(c->stream, c->dt, c->v[L_Y], linear_y_dtype(r, c->dt), r->n[3], c->v[L_X], c->v[L_W], c->v[L_BIAS],
-                           residual, r->n[0], r->n[1], r->n[2]);
-}
-static void linear_backward_call(const Call *c) {
-    const int64_t *n = c->row->n;
-    c->ops->linear_backward_input(c->stream, c->dt, c->d[L_X], c->d[L_Y], n[3], c->v[L_W], n[0], n[1], n[2]);
-    c->ops->linear_backward_weight(c->stream, c->dt, c->d[L_W], c->d[L_BIAS], c->d[L_Y], n[3], c->v[L_X], n[0], n[1], n[2],
-                                   c->accumulate);
-}
-static void linear_forward_reference(const Row *r, double **v) {
-    int64_t in = r->n[1], out = r->n[2];
-    for (int64_t row = 0; row < r->n[0]; row++)
-        for (int64_t o = 0; o < out; o++) {
-            double sum = (v[L_BIAS] ? v[L_BIAS][o] : 0) + (v[L_RESIDUAL] ? v[L_RESIDUAL][row * out + o] : 0);
-            for (int64_t i = 0; i < in; i++)
-                sum += v[L_X][row * in + i] * v[L_W][o * in + i];
-            v[L_Y][row * out + o] = sum;
-        }
-}
-static void linear_backward_reference(const Row *r, double **v, double **d) {
-    int64_t in = r->n[1], out = r->n[2];
-    for (int64_t row = 0; row < r->n[0]; row++)
-        for (int64_t o = 0; o < out; o++) {
-            double dy = d[L_Y][row * out + o];
-            for (int64_t i = 0; i < in; i++) {
-                d[L_X][row * in + i] += dy * v[L_W][o * in + i];
-                d[L_W][o * in + i] += dy * v[L_X][row * in + i];
-            }
-            if (d[L_BIAS])
-                d[L_BIAS][o] += dy;
-        }
-}
-static size_t linear_scratch_bytes(Device *device, Dtype dt, const Row *r) {
-    return device_ops(device)->linear_scratch(device, dt, linear_y_dtype(r, dt), r->n[3], r->n[0], r->n[1], r->n[2], true);
-}
-static double linear_flops(const Row *r) {
-    return 2.0 * (double)r->n[0] * (double)r->n[1] * (double)r->n[2];
-}
-static const Kind linear = {
-    "linear", "rows in out ld", linear_tensors, linear_forward_call, linear_backward_call, linear_forward_reference,
-    linear_backward_reference, linear_scratch_bytes, linear_flops, .backward_flops = 2, .tolerance = 5e-6,
-    .why = "fp32 sums in any order", .threads_matter = true};
-
-// ---- attention: B, T, heads, kv_heads, head_dim ----
-enum { T_QKV, T_OUT, T_LSE, T_K, T_V };
-static void attention_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
-    int64_t rows = r->n[0] * r->n[1];
-    t[T_QKV] = (Tensor){"qkv", ARG, dt, rows, qkv_width(r), .low = -2, .high = 2, .grad_type = dt};
-    t[T_OUT] = (Tensor){"out", OUT, dt, rows, r->n[2] * r->n[4], .grad_type = dt};
-    t[T_LSE] = (Tensor){"lse", SAVED, DTYPE_FP32, r->n[0] * r->n[2], r->n[1]};
-}
-static void attention_forward_call(const Call *c) {
-    c->ops->attention_forward(c->stream, c->dt, c->v[T_OUT], c->v[T_LSE], c->v[T_QKV], attention_shape(c->row));
-}
-static void attention_backward_call(const Call *c) {
-    c->ops->attention_backward(c->stream, c->dt, c->d[T_QKV], c->d[T_OUT], c->v[T_QKV], c->v[T_OUT], c->v[T_LSE],
-                               attention_shape(c->row));
-}
-// Visits every query (b, h, t): its scores' softmax p over positions 0 … t, and log-sum-exp.
-typedef struct Query {
-    int64_t q, k, v, out;  // offsets of the query, of key 0, value 0 (stride: width of qkv), and of the output
-    int64_t t;
-} Query;
-static double query_softmax(const Row *r, const double *qkv, Query q, double *p) {
-    int64_t D = r->n[4], width = qkv_width(r);
-    double max = -INFINITY, sum = 0;
-    for (int64_t s = 0; s <= q.t; s++) {
-        p[s] = 0;
-        for (int64_t i = 0; i < D; i++)
-            p[s] += qkv[q.q + i] * qkv[q.k + s * width + i] / sqrt((double)D);
-        max = p[s] > max ? p[s] : max;
-    }
-    for (int64_t s = 0; s <= q.t; s++)
-        sum += exp(p[s] - max);
-    for (int64_t s = 0; s <= q.t; s++)
-        p[s] = exp(p[s] - max) / sum;
-    return log(sum) + max;
-}
-static Query query_at(const Row *r, int64_t b, int64_t h, int64_t t) {
-    int64_t T = r->n[1], H = r->n[2], KV = r->n[3], D = r->n[4], width = qkv_width(r), kv = h * KV / H;
-    return (Query){(b * T + t) * width + h * D, b * T * width + (H + kv) * D, b * T * width + (H + KV + kv) * D,
-                   ((b * T + t) * H + h) * D, t};
-}
-static void attention_forward_reference(const Row *r, double **v) {
-    int64_t T = r->n[1], H = r->n[2], D = r->n[4], width = qkv_width(r);
-    double *p = malloc((size_t)T * sizeof *p);
-    for (int64_t b = 0; b < r->n[0]; b++)
-        for (int64_t h = 0; h < H; h++)
-            for (int64_t t = 0; t < T; t++) {
-                Query q = query_at(r, b, h, t);
-                double lse = query_softmax(r, v[T_QKV], q, p);
-                if (v[T_LSE])
-                    v[T_LSE][(b * H + h) * T + t] = lse;
-                for (int64_t i = 0; i < D; i++) {
-                    double sum = 0;
-                    for (int64_t s = 0; s <= t; s++)
-                        sum += p[s] * v[T_QKV][q.v + s * width + i];
-                    v[T_OUT][q.out + i] = sum;
-                }
-            }
-    free(p);
-}
-static void attention_backward_reference(const Row *r, double **v, double **d) {
-    int64_t T = r->n[1], H = r->n[2], D = r->n[4], width = qkv_width(r);
-    const double *qkv = v[T_QKV], root = sqrt((double)D);
-    double *dqkv = d[T_QKV], *p = malloc((size_t)T * sizeof *p), *dp = malloc((size_t)T * sizeof *dp);
-    for (int64_t b = 0; b < r->n[0]; b++)
-        for (int64_t h = 0; h < H; h++)
-            for (int64_t t = 0; t < T; t++) {
-                Query q = query_at(r, b, h, t);
-                query_softmax(r, qkv, q, p);
-                double dot = 0;
-                for (int64_t s = 0; s <= t; s++) {
-                    dp[s] = 0;
-                    for (int64_t i = 0; i < D; i++) {
-                        dp[s] += d[T_OUT][q.out + i] * qkv[q.v + s * width + i];
-                        dqkv[q.v + s * width + i] += p[s] * d[T_OUT][q.out + i];
-                    }
-                    dot += p[s] * dp[s];
-                }
-                for (int64_t s = 0; s <= t; s++)
-                    for (int64_t i = 0; i < D; i++) {
-                        double ds = p[s] * (dp[s] - dot) / root;
-                        dqkv[q.q + i] += ds * qkv[q.k + s * width + i];
-                        dqkv[q.k + s * width + i] += ds * qkv[q.q + i];
-                    }
-            }
-    free(p);
-    free(dp);
-}
-static size_t attention_scratch_bytes(Device *device, Dtype dt, const Row *r) {
-    return device_ops(device)->attention_scratch(device, dt, attention_shape(r));
-}
-static double attention_flops(const Row *r) {  // of the causal half
-    return 2.0 * (double)r->n[0] * (double)r->n[2] * (double)r->n[1] * (double)(r->n[1] + 1) * (double)r->n[4];
-}
-static const Kind attention = {
-    "attention", "B T heads kv_heads head_dim", attention_tensors, attention_forward_call, attention_backward_call,
-    attention_forward_reference, attention_backward_reference, attention_scratch_bytes, attention_flops, .backward_flops = 2.5,
-    .tolerance = 1e-5, .roundings_16 = 8, .why = "softmax over a row; backward reads the rounded output"};
-
-// ---- decoding, a token at a time, must equal attention over the sequence: 1, T, heads, kv_heads, head_dim, positions ----
-static void decode_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
-    t[T_QKV] = (Tensor){"qkv", IN, dt, r->n[1], qkv_width(r), .low = -2, .high = 2};
-    t[T_OUT] = (Tensor){"out", OUT, dt, r->n[1], r->n[2] * r->n[4]};
-    t[T_K] = (Tensor){"k cache", SCRATCH, dt, r->n[3] * r->n[5], r->n[4]};
-    t[T_V] = (Tensor){"v cache", SCRATCH, dt, r->n[3] * r->n[5], r->n[4]};
-}
-static void decode_call(const Call *c) {
-    const Row *r = c->row;
-    AttentionShape shape = attention_shape(r);
-    shape.seq_len = 1;
-    for (int64_t t = 0; t < r->n[1]; t++)
-        c->ops->attention_decode(c->stream, c->dt, (char *)c->v[T_OUT] + t * r->n[2] * r->n[4] * (int64_t)dtype_bytes(c->dt),
-                                 c->v[T_K], c->v[T_V], (char *)c->v[T_QKV] + t * qkv_width(r) * (int64_t)dtype_bytes(c->dt),
-                                 shape, (int)t, (int)r->n[5]);
-}
-static const Kind decode = {
-    "attention decode", "B T heads kv_heads head_dim positions", decode_tensors, decode_call, NULL, attention_forward_reference,
-    NULL, attention_scratch_bytes, .tolerance = 1e-5, .why = "softmax over a row"};
+static const Kind cross_entropy = {"cross-entropy",
+                                   "rows V ld ld_d",
+                                   loss_tensors,
+                                   loss_forward_call,
+                                   loss_backward_call,
+                                   loss_forward_reference,
+                                   loss_backward_reference,
+                                   .backward_reads = 1 << C_LOGITS,
+                                   .tolerance = 2e-6,
+                                   .why = "exponentials of rounded differences"};
 
 // ---- flat: len. `other` is the dtype of the target ----
 enum { F_FROM, F_TO };
@@ -578,8 +447,9 @@ static void convert_call(const Call *c) {
 static void convert_reference(const Row *r, double **v) {
     memcpy(v[F_TO], v[F_FROM], (size_t)r->n[0] * sizeof(double));
 }
-static const Kind convert = {"convert", "len", convert_tensors, convert_call, NULL, convert_reference, NULL, .flat = true,
-                             .why = "exact but for the rounding"};
+static const Kind convert = {"convert",    "len",        convert_tensors,
+                             convert_call, NULL,         convert_reference,
+                             NULL,         .flat = true, .why = "exact but for the rounding"};
 
 static void add_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
     t[F_FROM] = (Tensor){"from", IN, dt, 1, r->n[0]};
@@ -592,8 +462,8 @@ static void add_reference(const Row *r, double **v) {
     for (int64_t i = 0; i < r->n[0]; i++)
         v[F_TO][i] += v[F_FROM][i];
 }
-static const Kind add = {"add", "len", add_tensors, add_call, NULL, add_reference, NULL, .flat = true, .tolerance = 1e-7,
-                         .why = "one sum"};
+static const Kind add = {"add",         "len", add_tensors,  add_call,          NULL,
+                         add_reference, NULL,  .flat = true, .tolerance = 1e-7, .why = "one sum"};
 
 static void sum_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
     (void)dt;
@@ -608,8 +478,9 @@ static void sum_reference(const Row *r, double **v) {
     for (int64_t i = 0; i < r->n[0]; i++)
         v[F_TO][0] += v[F_FROM][i];
 }
-static const Kind sum = {"sum", "len", sum_tensors, sum_call, NULL, sum_reference, NULL, .flat = true, .tolerance = 1e-12,
-                         .why = "a sum in double, values that cancel"};
+static const Kind total = {
+    "sum",         "len", sum_tensors,  sum_call,           NULL,
+    sum_reference, NULL,  .flat = true, .tolerance = 1e-12, .why = "a sum in double, values that cancel"};
 
 static const float sumsq_divisor = 3.0f;
 static void sumsq_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
@@ -625,8 +496,8 @@ static void sumsq_reference(const Row *r, double **v) {
         *tile = (i % SUMSQ_TILE ? *tile : 0) + x * x;
     }
 }
-static const Kind sumsq = {"sum of squares", "len", sumsq_tensors, sumsq_call, NULL, sumsq_reference, NULL, .flat = true,
-                           .tolerance = 1e-6, .why = "a tree of 4,096 squares"};
+static const Kind sumsq = {"sum of squares", "len", sumsq_tensors, sumsq_call,        NULL,
+                           sumsq_reference,  NULL,  .flat = true,  .tolerance = 1e-6, .why = "a tree of 4,096 squares"};
 
 // ---- optimizer: len. The gradient is in dt; the rounded copy of the parameters exists in 16-bit runs ----
 enum { O_MASTER, O_M, O_V, O_GRAD, O_PARAM };
@@ -641,12 +512,23 @@ static void adamw_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
 }
 static AdamwArgs adamw_args(const Row *r) {  // Adam's t = 3; ranges with and without decay that meet anywhere
     int64_t len = r->n[0];
-    return (AdamwArgs){
-        .len = len, .grad_divisor = 1024.0f, .grad_factor = 0.75f, .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-        .weight_decay = 0.1f, .momentum = 0.9f, .bias_correction1 = (float)(1 - pow((double)0.9f, 3)),
-        .bias_correction2 = (float)(1 - pow((double)0.95f, 3)),
-        .kind = r->flags & SGD ? OPT_SGD : r->flags & ADAM ? OPT_ADAM : OPT_ADAMW,
-        .n_ranges = 3, .range_end = {len / 3, len / 2, len}, .range_decay = {true, false, true}};
+    return (AdamwArgs){.len = len,
+                       .grad_divisor = 1024.0f,
+                       .grad_factor = 0.75f,
+                       .lr = 1e-2f,
+                       .beta1 = 0.9f,
+                       .beta2 = 0.95f,
+                       .eps = 1e-8f,
+                       .weight_decay = 0.1f,
+                       .momentum = 0.9f,
+                       .bias_correction1 = (float)(1 - pow((double)0.9f, 3)),
+                       .bias_correction2 = (float)(1 - pow((double)0.95f, 3)),
+                       .kind = r->flags & SGD    ? OPT_SGD
+                               : r->flags & ADAM ? OPT_ADAM
+                                                 : OPT_ADAMW,
+                       .n_ranges = 3,
+                       .range_end = {len / 3, len / 2, len},
+                       .range_decay = {true, false, true}};
 }
 static void adamw_call(const Call *c) {
     AdamwArgs a = adamw_args(c->row);
@@ -664,7 +546,8 @@ static void adamw_reference(const Row *r, double **v) {  // as torch.optim's pag
     for (int64_t i = 0; i < a.len; i++) {
         bool decays = a.range_decay[(i >= a.range_end[0]) + (i >= a.range_end[1])];
         double g = v[O_GRAD][i] / (double)a.grad_divisor * (double)a.grad_factor, *w = &v[O_MASTER][i], *m = &v[O_M][i];
-        double lr = (double)a.lr, decay = decays ? (double)a.weight_decay : 0, b1 = (double)a.beta1, b2 = (double)a.beta2;
+        double lr = (double)a.lr, decay = decays ? (double)a.weight_decay : 0, b1 = (double)a.beta1,
+               b2 = (double)a.beta2;
         if (a.kind != OPT_ADAMW)
             g += decay * *w;
         else
@@ -675,13 +558,14 @@ static void adamw_reference(const Row *r, double **v) {  // as torch.optim's pag
         } else {
             *m = b1 * *m + (1 - b1) * g;
             v[O_V][i] = b2 * v[O_V][i] + (1 - b2) * g * g;
-            *w -= lr * (*m / (double)a.bias_correction1) / (sqrt(v[O_V][i] / (double)a.bias_correction2) + (double)a.eps);
+            *w -=
+                lr * (*m / (double)a.bias_correction1) / (sqrt(v[O_V][i] / (double)a.bias_correction2) + (double)a.eps);
         }
         if (v[O_PARAM])
             v[O_PARAM][i] = *w;
     }
 }
-static const Kind adamw = {"adamw", "len", adamw_tensors, adamw_call, NULL, adamw_reference, NULL, .flat = true,
-                           .tolerance = 5e-7, .why = "about ten roundings"};
+static const Kind adamw = {"adamw",         "len", adamw_tensors, adamw_call,        NULL,
+                           adamw_reference, NULL,  .flat = true,  .tolerance = 5e-7, .why = "about ten roundings"};
 
 #endif

@@ -1,5 +1,5 @@
-// Flash attention against a plain double-precision one: every dtype, odd shapes, every instruction set, and the same bits for
-// every thread count. Backward's reference is itself checked by finite differences.
+// Flash attention against a plain double-precision one: every dtype, odd shapes, every instruction set, and the same
+// bits for every thread count. Backward's reference is itself checked by finite differences.
 #include <math.h>
 #include <sys/wait.h>
 
@@ -9,7 +9,8 @@
 // ---- the reference: attention of (B, T, heads + 2·kv_heads, head_dim) by the formula ----
 
 static size_t qkv_at(AttentionShape s, int b, int t, int head) {
-    return (((size_t)b * (size_t)s.seq_len + (size_t)t) * (size_t)(s.heads + 2 * s.kv_heads) + (size_t)head) * (size_t)s.head_dim;
+    return (((size_t)b * (size_t)s.seq_len + (size_t)t) * (size_t)(s.heads + 2 * s.kv_heads) + (size_t)head) *
+           (size_t)s.head_dim;
 }
 static size_t out_at(AttentionShape s, int b, int t, int head) {
     return (((size_t)b * (size_t)s.seq_len + (size_t)t) * (size_t)s.heads + (size_t)head) * (size_t)s.head_dim;
@@ -211,8 +212,9 @@ static void check_shape(Dtype dt, AttentionShape s, float magnitude, double tole
 
 static const AttentionShape shapes[] = {
     // B, T, heads, kv_heads, head_dim
-    {1, 1, 1, 1, 64},   {2, 13, 4, 2, 8},   {1, 64, 1, 1, 64},  {1, 65, 2, 2, 1},   {3, 130, 4, 1, 24}, {1, 257, 2, 1, 80},
-    {1, 300, 2, 2, 96}, {1, 200, 4, 2, 64}, {2, 150, 2, 1, 128}, {1, 129, 3, 3, 33}, {1, 191, 1, 1, 15}, {1, 520, 1, 1, 64},
+    {1, 1, 1, 1, 64},    {2, 13, 4, 2, 8},   {1, 64, 1, 1, 64},  {1, 65, 2, 2, 1},
+    {3, 130, 4, 1, 24},  {1, 257, 2, 1, 80}, {1, 300, 2, 2, 96}, {1, 200, 4, 2, 64},
+    {2, 150, 2, 1, 128}, {1, 129, 3, 3, 33}, {1, 191, 1, 1, 15}, {1, 520, 1, 1, 64},
 };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -288,21 +290,24 @@ static void test_decode(void **state) {
             const Ops *ops = device_ops(r.device);
             ops->attention_forward(r.stream, dt, r.out, r.lse, r.qkv, s);
             int positions = s.seq_len + 3;
-            size_t row = (size_t)s.head_dim * dtype_bytes(dt), cache_bytes = (size_t)s.kv_heads * (size_t)positions * row;
+            size_t row = (size_t)s.head_dim * dtype_bytes(dt),
+                   cache_bytes = (size_t)s.kv_heads * (size_t)positions * row;
             char *k = new_array(r.device, cache_bytes), *v = new_array(r.device, cache_bytes);
             void *out = new_array(r.device, (size_t)s.heads * row);
             memset(k, 0xff, cache_bytes);
             memset(v, 0xff, cache_bytes);
             for (int t = 0; t < s.seq_len; t++)
-                ops->attention_decode(r.stream, dt, out, k, v, (char *)r.qkv + qkv_at(s, 0, t, 0) * dtype_bytes(dt), s, t, positions);
+                ops->attention_decode(r.stream, dt, out, k, v, (char *)r.qkv + qkv_at(s, 0, t, 0) * dtype_bytes(dt), s,
+                                      t, positions);
             assert_ok(stream_sync(r.stream));
             size_t n = (size_t)(s.heads * s.head_dim);
             double *a = as_double(dt, out, n);
             double *b = as_double(dt, (char *)r.out + out_at(s, 0, s.seq_len - 1, 0) * dtype_bytes(dt), n);
             check_error("decode", dt, s, error(a, b, n, 0.0), 2 * tolerance_of(dt));
             for (int h = 0; h < 2 * s.kv_heads; h++)  // the last token was appended to both caches
-                assert_memory_equal((h < s.kv_heads ? k : v) + (size_t)(h % s.kv_heads * positions + s.seq_len - 1) * row,
-                                    (char *)r.qkv + qkv_at(s, 0, s.seq_len - 1, s.heads + h) * dtype_bytes(dt), row);
+                assert_memory_equal(
+                    (h < s.kv_heads ? k : v) + (size_t)(h % s.kv_heads * positions + s.seq_len - 1) * row,
+                    (char *)r.qkv + qkv_at(s, 0, s.seq_len - 1, s.heads + h) * dtype_bytes(dt), row);
             free(a), free(b);
             device_free(r.device, k), device_free(r.device, v), device_free(r.device, out);
             run_close(&r);

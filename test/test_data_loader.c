@@ -43,8 +43,13 @@ static void expect_row(const int32_t *tokens, const int32_t *targets, int row, i
 static void test_order_and_resume(void **state) {
     (void)state;
     for (int64_t start = 0; start < 3 * N; start += 7) {
-        LoaderOptions options = {.shards = shards, .seed = 11, .shuffle = true, .batch = B, .first_sample = start,
-                                 .stride = 2 * B, .depth = 1 + (int)(start % 3)};
+        LoaderOptions options = {.shards = shards,
+                                 .seed = 11,
+                                 .shuffle = true,
+                                 .batch = B,
+                                 .first_sample = start,
+                                 .stride = 2 * B,
+                                 .depth = 1 + (int)(start % 3)};
         Loader *loader;
         assert_ok(loader_open(&options, &loader));
         for (int64_t k = 0; k < 20; k++) {
@@ -155,8 +160,11 @@ static void test_quick_close(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order_and_resume), cmocka_unit_test(test_lifetime),        cmocka_unit_test(test_end),
-        cmocka_unit_test(test_error_is_handed_over), cmocka_unit_test(test_shards_too_short),
+        cmocka_unit_test(test_order_and_resume),
+        cmocka_unit_test(test_lifetime),
+        cmocka_unit_test(test_end),
+        cmocka_unit_test(test_error_is_handed_over),
+        cmocka_unit_test(test_shards_too_short),
         cmocka_unit_test(test_quick_close),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -95,11 +95,26 @@ static void test_golden(void **state) {
         uint64_t seed;
         int64_t n, i, window;
     } golden[] = {
-        {0u, 1, 5, 0}, {0u, 2, 0, 0}, {0u, 2, 1, 1}, {1u, 3, 0, 1}, {1u, 3, 1, 2}, {1u, 3, 2, 0}, {42u, 10, 0, 8},
-        {42u, 10, 1, 1}, {42u, 10, 9, 3}, {42u, 10, 10, 2}, {42u, 10, 19, 6}, {1337u, 1000, 0, 622},
-        {1337u, 1000, 999, 77}, {1337u, 1000, 1000, 740}, {1337u, 65536, 12345, 15678}, {1337u, 65537, 12345, 46993},
-        {18446744073709551615u, 1000003, 0, 372491}, {18446744073709551615u, 1000003, 2000006, 536549},
-        {7u, 4294967297, 4294967296, 3610714944}, {7u, 1099511627775, 123456789012345, 1065439101340},
+        {0u, 1, 5, 0},
+        {0u, 2, 0, 0},
+        {0u, 2, 1, 1},
+        {1u, 3, 0, 1},
+        {1u, 3, 1, 2},
+        {1u, 3, 2, 0},
+        {42u, 10, 0, 8},
+        {42u, 10, 1, 1},
+        {42u, 10, 9, 3},
+        {42u, 10, 10, 2},
+        {42u, 10, 19, 6},
+        {1337u, 1000, 0, 622},
+        {1337u, 1000, 999, 77},
+        {1337u, 1000, 1000, 740},
+        {1337u, 65536, 12345, 15678},
+        {1337u, 65537, 12345, 46993},
+        {18446744073709551615u, 1000003, 0, 372491},
+        {18446744073709551615u, 1000003, 2000006, 536549},
+        {7u, 4294967297, 4294967296, 3610714944},
+        {7u, 1099511627775, 123456789012345, 1065439101340},
     };
     for (size_t k = 0; k < sizeof golden / sizeof *golden; k++)
         assert_int_equal(sample_window(golden[k].seed, golden[k].n, golden[k].i), golden[k].window);
@@ -107,8 +122,11 @@ static void test_golden(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bijective),   cmocka_unit_test(test_huge),   cmocka_unit_test(test_epochs_and_seeds_differ),
-        cmocka_unit_test(test_looks_random), cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_bijective),
+        cmocka_unit_test(test_huge),
+        cmocka_unit_test(test_epochs_and_seeds_differ),
+        cmocka_unit_test(test_looks_random),
+        cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-// test_device: memory accounts and their messages, the seal, and what streams and events promise (llm/device.h), on the CPU.
+// test_device: memory accounts and their messages, the seal, and what streams and events promise (llm/device.h), on the
+// CPU.
 #include "check.h"
 
 #include <stdatomic.h>
@@ -52,7 +53,8 @@ static void test_accounts(void **state) {
     device_free(device, a);
     device_free(device, c);
     device_host_free(device, host);
-    assert_int_equal(device_bytes(device, MEM_PARAMETERS) + device_bytes(device, MEM_DATA) + device_host_bytes(device), 0);
+    assert_int_equal(device_bytes(device, MEM_PARAMETERS) + device_bytes(device, MEM_DATA) + device_host_bytes(device),
+                     0);
     device_close(device);
     device_close(NULL);
 }
@@ -64,14 +66,15 @@ static void test_limit(void **state) {
     assert_ok(device_alloc(device, MEM_GRADIENTS, "gradients", 6 << 20, &a));
     assert_fails(device_alloc(device, MEM_SLOTS, "slot of blocks", 5 << 20, &b), "slot of blocks");
     assert_null(b);
-    assert_fails(device_alloc(device, MEM_SLOTS, "slot", (size_t)-1, &b), "the limit is 10.5 MB and 6.3 MB are in use (gradients");
+    assert_fails(device_alloc(device, MEM_SLOTS, "slot", (size_t)-1, &b),
+                 "the limit is 10.5 MB and 6.3 MB are in use (gradients");
     assert_int_equal(device_bytes(device, MEM_SLOTS), 0);
     assert_ok(device_alloc(device, MEM_SLOTS, "what is left", 4 << 20, &b));
     device_free(device, a);
     device_free(device, b);
     device_close(device);
 
-#ifndef SANITIZE_BUILD  // AddressSanitizer ends the program instead
+#ifndef SANITIZE_BUILD        // AddressSanitizer ends the program instead
     device = open_device(0);  // no limit of ours, but more than any machine has
     assert_fails(device_alloc(device, MEM_OPTIMIZER, "moments", (size_t)1 << 60, &a), "no room for moments (optimizer");
     device_close(device);
@@ -214,7 +217,8 @@ static Status fail_with(void *arguments) {
     return f->usage ? fail_usage("%s", f->message) : fail("%s", f->message);
 }
 
-// The first error sticks, later work is dropped, events still fire, other streams go on, and the host's own message is its own.
+// The first error sticks, later work is dropped, events still fire, other streams go on, and the host's own message is
+// its own.
 static void test_sticky_error(void **state) {
     (void)state;
     Device *device = open_device(0);
@@ -265,7 +269,8 @@ static Status step(void *arguments) {  // *seen = the number of steps before thi
     return OK;
 }
 
-// A ring of producer and consumer over one buffer, as slots use it: ready and released, compute and a worker, many rounds.
+// A ring of producer and consumer over one buffer, as slots use it: ready and released, compute and a worker, many
+// rounds.
 typedef struct Slot {
     int *slot, *taken;
     int value;
@@ -374,10 +379,12 @@ static void test_destroy_waits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_accounts),    cmocka_unit_test(test_limit),         cmocka_unit_test(test_seal),
-        cmocka_unit_test(test_scratch),     cmocka_unit_test(test_no_cuda_here),  cmocka_unit_test(test_stream_order),
-        cmocka_unit_test(test_call_arguments), cmocka_unit_test(test_copy_and_zero), cmocka_unit_test(test_sticky_error),
-        cmocka_unit_test(test_slots),       cmocka_unit_test(test_event_marks),   cmocka_unit_test(test_destroy_waits),
+        cmocka_unit_test(test_accounts),       cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_seal),           cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_no_cuda_here),   cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_call_arguments), cmocka_unit_test(test_copy_and_zero),
+        cmocka_unit_test(test_sticky_error),   cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_event_marks),    cmocka_unit_test(test_destroy_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

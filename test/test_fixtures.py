@@ -84,7 +84,7 @@ def loss(c, w, tokens, targets):
 
 class Fixtures(unittest.TestCase):
     def cases(self):
-        paths = sorted(glob.glob(os.path.join(FIXTURES, "*.h5")))
+        paths = sorted(path for arch in ("gpt2", "llama") for path in glob.glob(os.path.join(FIXTURES, arch + "_*.h5")))
         self.assertTrue(paths, f"no fixtures in {FIXTURES}: make them with dev/make_fixtures.py")
         for path in paths:
             with self.subTest(os.path.basename(path)):

@@ -1,5 +1,6 @@
-// test_ops: one table of operations drives all checks of llm/ops.h, on any device: against references in double precision, the
-// references against finite differences, gradients accumulated twice, bits against the number of threads, and timing.
+// test_ops: one table of operations drives all checks of llm/ops.h, on any device: against references in double
+// precision, the references against finite differences, gradients accumulated twice, bits against the number of
+// threads, and timing.
 //
 //     test_ops                  check every row, then again with lower instruction sets (ZERO_ISA)
 //     test_ops [--threads N] --time [NAME]    time the TIMED rows (of the kinds whose name contains NAME)
@@ -14,7 +15,8 @@
 
 #include "llm/adamw.h"
 #include "llm/device.h"
-#include "ops_kinds.h"
+#include "ops_kinds_matmul.h"
+#include "ops_run.h"
 
 // ---- the table ----
 static const Row rows[] = {
@@ -63,8 +65,8 @@ static const Row rows[] = {
     {&add, {1001}, .other = DTYPE_FP32},
     {&add, {70001}, .other = DTYPE_BF16},
     {&add, {15}, .other = DTYPE_FP16},
-    {&sum, {1}},
-    {&sum, {9001}},
+    {&total, {1}},
+    {&total, {9001}},
     {&sumsq, {1}},
     {&sumsq, {4095}},
     {&sumsq, {50001}},
@@ -91,199 +93,14 @@ static const Row rows[] = {
     {&sumsq, {16 << 20}, TIMED},
     {&adamw, {16 << 20}, TIMED, .other = DTYPE_FP32},
 };
-enum { N_ROWS = sizeof rows / sizeof rows[0], GUARD = 64 };
-
-// ---- elements of any type ----
-static size_t type_bytes(int type) {
-    return type == TYPE_INT32 ? 4 : type == TYPE_DOUBLE ? 8 : dtype_bytes((Dtype)type);
-}
-static double type_load(int type, const void *data, int64_t i) {
-    if (type == TYPE_INT32)
-        return ((const int32_t *)data)[i];
-    if (type == TYPE_DOUBLE)
-        return ((const double *)data)[i];
-    return (double)dtype_load((Dtype)type, data, (size_t)i);
-}
-static void type_store(int type, void *data, int64_t i, double x) {
-    if (type == TYPE_INT32)
-        ((int32_t *)data)[i] = (int32_t)x;
-    else if (type == TYPE_DOUBLE)
-        ((double *)data)[i] = x;
-    else
-        dtype_store((Dtype)type, data, (size_t)i, (float)x);
-}
-static double unit_roundoff(int type) {
-    return type == DTYPE_BF16 ? 0x1p-8 : type == DTYPE_FP16 ? 0x1p-11 : 0;
-}
-
-static uint64_t random_state;
-static double random_uniform(double low, double high) {  // splitmix64
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    x ^= x >> 31;
-    return low + (high - low) * ((double)(x >> 11) * 0x1p-53);
-}
-
-// ---- arrays of one row of the table, in double precision ----
-typedef struct Case {
-    const Row *row;
-    Dtype dt;
-    Tensor t[TENSORS];
-    double *v[TENSORS], *d[TENSORS];  // NULL where the tensor, or its gradient, does not exist
-} Case;
-
-static int64_t tensor_len(const Tensor *t) {
-    return t->rows * t->cols;
-}
-static bool has_gradient(const Row *row, const Tensor *t) {
-    return row->kind->backward && !(row->flags & FORWARD_ONLY) && (t->role == ARG || t->role == OUT);
-}
-static bool is_input(const Tensor *t) {
-    return t->role == IN || t->role == ARG || t->role == INOUT;
-}
-
-static Case case_shape(const Row *row, Dtype dt) {
-    Case c = {.row = row, .dt = dt};
-    row->kind->tensors(row, dt, c.t);
-    for (int k = 0; k < TENSORS; k++) {
-        Tensor *t = &c.t[k];
-        t->ld = t->ld ? t->ld : t->cols;
-        t->grad_ld = t->grad_ld ? t->grad_ld : t->cols;
-        if (t->role == ARG && t->sums)
-            t->grad_type = DTYPE_FP32;
-        if (t->low == 0 && t->high == 0) {
-            t->low = -1;
-            t->high = 1;
-        }
-    }
-    return c;
-}
-static Case case_make(const Row *row, Dtype dt) {
-    Case c = case_shape(row, dt);
-    random_state = 1;
-    for (int k = 0; k < TENSORS; k++) {
-        const Tensor *t = &c.t[k];
-        if (t->role == ABSENT)
-            continue;
-        c.v[k] = calloc((size_t)tensor_len(t), sizeof(double));
-        if (has_gradient(row, t))
-            c.d[k] = calloc((size_t)tensor_len(t), sizeof(double));
-        for (int64_t i = 0; i < tensor_len(t); i++) {  // inputs as the device will see them
-            double element;
-            if (is_input(t)) {
-                double x = random_uniform(t->low, t->high);
-                type_store(t->type, &element, 0, t->type == TYPE_INT32 ? floor(x) : x);
-                c.v[k][i] = type_load(t->type, &element, 0);
-            } else if (t->role == OUT && c.d[k]) {
-                type_store(t->grad_type, &element, 0, random_uniform(-1, 1));
-                c.d[k][i] = t->constant_grad != 0 ? t->constant_grad : type_load(t->grad_type, &element, 0);
-            }
-        }
-    }
-    return c;
-}
-static void case_free(Case *c) {
-    for (int k = 0; k < TENSORS; k++) {
-        free(c->v[k]);
-        free(c->d[k]);
-    }
-}
-
-// ---- running a row on the device ----
-static DeviceKind device_kind_chosen = DEVICE_CPU;
-static int threads_chosen;  // for timing; 0: all
-typedef struct Machine {
-    Device *device;
-    Stream *stream;
-} Machine;
-
-static Machine machine_open(int threads, StreamKind kind) {
-    Machine m;
-    assert_ok(device_open(&(DeviceOptions){.kind = device_kind_chosen, .threads = threads}, &m.device));
-    assert_ok(stream_create(m.device, kind, "test", &m.stream));
-    return m;
-}
-static void machine_close(Machine m) {
-    stream_destroy(m.stream);
-    device_close(m.device);
-}
-
-// A tensor (or gradient) on the device, and host memory of the same layout to fill it from and read it into.
-typedef struct Image {
-    int type;
-    int64_t rows, cols, ld;
-    size_t bytes;
-    bool host;
-    unsigned char *memory, *staging;
-} Image;
-
-static Image image_make(const Tensor *t, bool gradient, Device *device) {
-    Image m = {.type = gradient ? t->grad_type : t->type, .rows = t->rows, .cols = t->cols, .ld = gradient ? t->grad_ld : t->ld,
-               .host = t->host};
-    m.bytes = (size_t)(m.rows * m.ld + GUARD) * type_bytes(m.type);
-    assert_ok(device_host_alloc(device, t->name, m.bytes, (void **)&m.staging));
-    if (m.host)
-        m.memory = m.staging;
-    else
-        assert_ok(device_alloc(device, MEM_WORKSPACE, t->name, m.bytes, (void **)&m.memory));
-    return m;
-}
-static void image_free(Image *m, Device *device) {
-    if (!m->host)
-        device_free(device, m->memory);
-    device_host_free(device, m->staging);
-}
-static void image_set(Image *m, const double *values, Stream *stream) {  // NULL: poison
-    memset(m->staging, 0xff, m->bytes);
-    for (int64_t i = 0; values && i < m->rows * m->cols; i++)
-        type_store(m->type, m->staging, i / m->cols * m->ld + i % m->cols, values[i]);
-    stream_copy(stream, m->memory, m->staging, m->bytes);
-    assert_ok(stream_sync(stream));
-}
-static void image_read(Image *m, Stream *stream) {
-    stream_copy(stream, m->staging, m->memory, m->bytes);
-    assert_ok(stream_sync(stream));
-}
-
-typedef struct Run {
-    Machine machine;
-    Image v[TENSORS], d[TENSORS];
-    Call call;
-} Run;
-
-static Run run_make(const Case *c, Machine machine) {
-    Run r = {.machine = machine, .call = {.row = c->row, .ops = device_ops(machine.device), .stream = machine.stream, .dt = c->dt}};
-    if (c->row->kind->scratch)
-        assert_ok(device_reserve_scratch(machine.device, c->row->kind->scratch(machine.device, c->dt, c->row)));
-    for (int k = 0; k < TENSORS; k++) {
-        if (c->v[k]) {
-            r.v[k] = image_make(&c->t[k], false, machine.device);
-            image_set(&r.v[k], is_input(&c->t[k]) ? c->v[k] : NULL, machine.stream);
-            r.call.v[k] = r.v[k].memory;
-        }
-        if (c->d[k]) {
-            r.d[k] = image_make(&c->t[k], true, machine.device);
-            image_set(&r.d[k], c->t[k].role == OUT ? c->d[k] : NULL, machine.stream);
-            r.call.d[k] = r.d[k].memory;
-        }
-    }
-    return r;
-}
-static void run_free(Run *r) {
-    for (int k = 0; k < TENSORS; k++) {
-        if (r->v[k].staging)
-            image_free(&r->v[k], r->machine.device);
-        if (r->d[k].staging)
-            image_free(&r->d[k], r->machine.device);
-    }
-}
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
 // ---- checks ----
 static int faults;
 static void fault(const Case *c, const char *what, const char *tensor, double found, double allowed) {
     faults++;
-    print_error("  %s: %s of %s is %.3g, allowed %.3g (%s)\n", dtype_name(c->dt), what, tensor, found, allowed, c->row->kind->why);
+    print_error("  %s: %s of %s is %.3g, allowed %.3g (%s)\n", dtype_name(c->dt), what, tensor, found, allowed,
+                c->row->kind->why);
 }
 
 // The largest |a-b| / (|b| + rms(b)); infinite where a is not finite and b is.
@@ -300,7 +117,8 @@ static double distance(const Image *m, const double *expected, double factor) {
     }
     return worst;
 }
-static void compare(const Case *c, const char *what, const Tensor *t, const Image *m, const double *expected, double factor) {
+static void compare(const Case *c, const char *what, const Tensor *t, const Image *m, const double *expected,
+                    double factor) {
     double tolerance = c->row->tolerance != 0 ? c->row->tolerance : c->row->kind->tolerance;
     double allowed = tolerance + unit_roundoff(m->type) + c->row->kind->roundings_16 * unit_roundoff((int)c->dt);
     double found = distance(m, expected, factor);
@@ -344,8 +162,8 @@ static void compare_with_reference(const Case *c, Run *r, int pass, void *contex
         if (pass == 0 && (t->role == OUT || t->role == SAVED || t->role == INOUT))
             compare(c, "error", t, &r->v[k], c->v[k], 1);
         if (pass > 0 && t->role == ARG && c->d[k])
-            compare(c, pass == 1 ? "error of the gradient" : "error of the gradient, accumulated twice,", t, &r->d[k], c->d[k],
-                    pass == 2 && t->sums ? 2 : 1);
+            compare(c, pass == 1 ? "error of the gradient" : "error of the gradient, accumulated twice,", t, &r->d[k],
+                    c->d[k], pass == 2 && t->sums ? 2 : 1);
     }
 }
 
@@ -374,11 +192,11 @@ static void keep_or_compare(const Case *c, Run *r, int pass, void *context) {
 }
 
 static double weighted_outputs(const Case *c, double **v) {  // Σ dy · y: what backward differentiates
-    double sum_ = 0;
+    double sum = 0;
     for (int k = 0; k < TENSORS; k++)
         for (int64_t i = 0; c->t[k].role == OUT && i < tensor_len(&c->t[k]); i++)
-            sum_ += c->d[k][i] * v[k][i];
-    return sum_;
+            sum += c->d[k][i] * v[k][i];
+    return sum;
 }
 // The reference's gradient against central differences of the reference's forward, at up to 50 elements a tensor.
 static void check_finite_differences(const Case *c) {
@@ -402,11 +220,6 @@ static void check_finite_differences(const Case *c) {
         }
     }
     c->row->kind->reference_forward(c->row, (double **)c->v);
-}
-
-static bool implemented(const Ops *ops, const Row *row) {
-    return !(row->kind == &linear && !ops->linear_forward) && !(row->kind == &attention && !ops->attention_forward) &&
-           !(row->kind == &decode && !ops->attention_decode);
 }
 
 static void compare_and_keep(const Case *c, Run *r, int pass, void *context) {
@@ -448,16 +261,9 @@ static void check_row_in(const Row *row, Dtype dt) {
 
 static void check_row(void **state) {
     const Row *row = *state;
-    Machine machine = machine_open(1, STREAM_COMPUTE);
-    bool there = implemented(device_ops(machine.device), row);
-    machine_close(machine);
-    if (!there) {
-        print_message("  not implemented on this device\n");
-        skip();
-    }
     faults = 0;
     for (int dt = 0; dt < 3; dt++)
-        if (row->kind != &sum || dt == DTYPE_FP32)
+        if (row->kind != &total || dt == DTYPE_FP32)
             check_row_in(row, (Dtype)dt);
     assert_int_equal(faults, 0);
 }
@@ -487,7 +293,8 @@ static void test_convert_bits(void **state) {
     uint16_t *narrow = malloc(LEN * sizeof *narrow);
     random_state = 7;
     for (uint32_t i = 0; i < LEN; i++) {
-        static const uint32_t hard[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0x18000, 0x7fffff};
+        static const uint32_t hard[] = {0,      1,      0xfff,  0x1000, 0x1001,  0x2000,
+                                        0x3000, 0x7fff, 0x8000, 0x8001, 0x18000, 0x7fffff};
         wide[i] = (i & 0x1ff) << 23 | (i >> 9 < 12 ? hard[i >> 9] : (uint32_t)random_uniform(0, 0x800000));
         narrow[i] = (uint16_t)i;
     }
@@ -550,7 +357,8 @@ static void test_adamw_bits(void **state) {
         Machine machine = machine_open(2, STREAM_COMPUTE);
         Run r = run_raw(&c, machine, (const void *[TENSORS]){NULL});
         for (int64_t i = 0; i < row.n[0]; i++) {
-            AdamwScalars s = adamw_scalars(&args, args.range_decay[(i >= args.range_end[0]) + (i >= args.range_end[1])]);
+            AdamwScalars s =
+                adamw_scalars(&args, args.range_decay[(i >= args.range_end[0]) + (i >= args.range_end[1])]);
             float w = (float)c.v[O_MASTER][i], m = (float)c.v[O_M][i], v = c.v[O_V] ? (float)c.v[O_V][i] : 0.0f;
             if (args.kind == OPT_SGD)
                 sgd_element(&w, &m, (float)c.v[O_GRAD][i], &s);
@@ -589,6 +397,7 @@ static void test_loss_not_finite(void **state) {
 }
 
 // ---- timing ----
+static int threads_chosen;  // 0: all
 static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -621,8 +430,6 @@ static double moved_bytes(const Case *c, const Run *r, bool backward) {
     return bytes;
 }
 static void time_row(const Row *row, Dtype dt) {
-    if (!implemented(&cpu_ops, row))
-        return;
     Machine machine = machine_open(threads_chosen, STREAM_COMPUTE);
     const Case c = case_shape(row, dt);
     Run r = run_make(&c, machine);  // no arrays of doubles, so no tensors yet
@@ -630,8 +437,9 @@ static void time_row(const Row *row, Dtype dt) {
         for (int gradient = 0; gradient < (has_gradient(row, &c.t[k]) ? 2 : 1) && c.t[k].role != ABSENT; gradient++) {
             Image m = image_make(&c.t[k], gradient, machine.device);
             for (int64_t i = 0; i < m.rows * m.ld; i++)
-                type_store(m.type, m.staging, i, m.type == TYPE_INT32 ? fabs(floor(random_uniform(c.t[k].low, c.t[k].high)))
-                                                                      : random_uniform(c.t[k].low, c.t[k].high));
+                type_store(m.type, m.staging, i,
+                           m.type == TYPE_INT32 ? fabs(floor(random_uniform(c.t[k].low, c.t[k].high)))
+                                                : random_uniform(c.t[k].low, c.t[k].high));
             stream_copy(machine.stream, m.memory, m.staging, m.bytes);
             *(gradient ? &r.d[k] : &r.v[k]) = m;
             *(gradient ? &r.call.d[k] : &r.call.v[k]) = m.memory;
@@ -641,7 +449,10 @@ static void time_row(const Row *row, Dtype dt) {
     int used = 0;
     for (int i = 0; i < 6 && row->n[i]; i++)
         used += snprintf(shape + used, sizeof shape - (size_t)used, "%s%lld", i ? " x " : "", (long long)row->n[i]);
-    printf("%-14s %-26s %-5s", row->kind->name, shape, row->kind->flat ? dtype_name(row->other) : row->flags & RMS ? "rms" : "");
+    printf("%-14s %-26s %-5s", row->kind->name, shape,
+           row->kind->flat    ? dtype_name(row->other)
+           : row->flags & RMS ? "rms"
+                              : "");
     printf("%s", dtype_name(dt));
     for (int backward = 0; backward <= (row->kind->backward != NULL); backward++) {
         double time = best_time(backward ? row->kind->backward : row->kind->forward, &r);

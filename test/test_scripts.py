@@ -71,6 +71,15 @@ class RunTests(Scratch):
         self.program("test_a", "echo '[ RUN      ] case'", "kill -ABRT $$")
         self.assertEqual(self.last_line()[0], "0 passed, 1 failed, 0 skipped")
 
+    def test_programs_that_run_programs(self):
+        inner = [f"echo '[{label}] {name}'" for name in ("a", "b") for label in (" RUN      ", OK)]
+        outer = ["echo '[ RUN      ] outer'", *inner, f"echo '[{OK}] outer'"]
+        self.program("test_a", *outer)
+        self.assertEqual(self.last_line()[0], "3 passed, 0 failed, 0 skipped")
+        outer.remove(f"echo '[{OK}] b'")
+        self.program("test_a", *outer)
+        self.assertEqual(self.last_line()[0], "2 passed, 1 failed, 0 skipped")
+
     def test_crash_after_the_tests_counts(self):  # a leak found by the sanitizer, for example
         self.cmocka("test_a", OK, code=23)
         self.assertEqual(self.last_line()[0], "1 passed, 1 failed, 0 skipped")

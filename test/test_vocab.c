@@ -1,5 +1,5 @@
 // Vocabularies: prompts get the tokens that the Python libraries give (test/fixtures/vocab_*.h5, made by
-// dev/make_vocab_fixtures.py), tokens print as their text, damaged tables are refused.
+// dev/make_data_fixtures.py), tokens print as their text, damaged tables are refused.
 #include "test/check.h"
 
 #include <hdf5.h>
@@ -165,8 +165,9 @@ static void test_damaged_tables(void **state) {
     (void)state;
     char path[300];
     snprintf(path, sizeof path, "%s/vocab.h5", directory);
-    static const char *messages[] = {NULL,       "does not span", "not in order", "vocab_size is 4", "not of the vocabulary's",
-                                     "no score", "not in the vocabulary", "wrong shape", "wrong shape", "eot_token is 3"};
+    static const char *messages[] = {
+        NULL,       "does not span",         "not in order", "vocab_size is 4", "not of the vocabulary's",
+        "no score", "not in the vocabulary", "wrong shape",  "wrong shape",     "eot_token is 3"};
     for (int wrong = 0; wrong < 10; wrong++) {
         write_shard((ShardSpec){.path = path, .vocab_size = wrong == 3 ? 4 : 3});
         hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
@@ -208,9 +209,17 @@ static void test_utf8(void **state) {
         const char *text;
         size_t bytes;
         uint32_t code;
-    } cases[] = {{"a", 1, 'a'},          {"é", 2, 0xe9},           {"€", 3, 0x20ac},         {"🙂", 4, 0x1f642},
-                 {"\xc3", 1, 0xfffd},    {"\xc0\xaf", 1, 0xfffd},  {"\xed\xa0\x80", 1, 0xfffd}, {"\x80", 1, 0xfffd},
-                 {"\xf4\x90\x80\x80", 1, 0xfffd}, {"\xff", 1, 0xfffd}, {"\xe2\x82", 1, 0xfffd}};
+    } cases[] = {{"a", 1, 'a'},
+                 {"é", 2, 0xe9},
+                 {"€", 3, 0x20ac},
+                 {"🙂", 4, 0x1f642},
+                 {"\xc3", 1, 0xfffd},
+                 {"\xc0\xaf", 1, 0xfffd},
+                 {"\xed\xa0\x80", 1, 0xfffd},
+                 {"\x80", 1, 0xfffd},
+                 {"\xf4\x90\x80\x80", 1, 0xfffd},
+                 {"\xff", 1, 0xfffd},
+                 {"\xe2\x82", 1, 0xfffd}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         uint32_t code;
         assert_int_equal(utf8_next(cases[k].text, strlen(cases[k].text), &code), cases[k].bytes);

@@ -9,14 +9,14 @@
 
 typedef struct ShardSpec {
     const char *path;
-    hid_t file_type;       // type on disk; 0: uint16 little endian
-    hid_t memory_type;     // type of `data`; 0: the file's
-    hsize_t n;             // tokens; 0: no /tokens at all
-    const void *data;      // NULL: space is reserved and nothing written (a hole in the file)
-    hsize_t chunk;         // 0: contiguous
-    int deflate;           // compression level, for chunked ones
-    int64_t vocab_size;    // attribute; 0: none
-    hsize_t user_block;    // bytes before the HDF5 part (0, 512, 1024, …)
+    hid_t file_type;     // type on disk; 0: uint16 little endian
+    hid_t memory_type;   // type of `data`; 0: the file's
+    hsize_t n;           // tokens; 0: no /tokens at all
+    const void *data;    // NULL: space is reserved and nothing written (a hole in the file)
+    hsize_t chunk;       // 0: contiguous
+    int deflate;         // compression level, for chunked ones
+    int64_t vocab_size;  // attribute; 0: none
+    hsize_t user_block;  // bytes before the HDF5 part (0, 512, 1024, …)
 } ShardSpec;
 
 static inline void write_shard(ShardSpec spec) {

@@ -4,8 +4,8 @@
 #include "llm/cpu/kernels.h"
 #include "llm/cpu/simd.h"
 
-static const float GELU_A = 1.5957691216f;      // 2·√(2/π)
-static const float GELU_B = 0.0713548162726f;   // 2·√(2/π)·0.044715
+static const float GELU_A = 1.5957691216f;     // 2·√(2/π)
+static const float GELU_B = 0.0713548162726f;  // 2·√(2/π)·0.044715
 
 SIMD void gelu(Dtype dt, const Activation *a, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i += 16) {

@@ -1,7 +1,7 @@
 // Attention's division of labour: which thread does which block, and where its tiles lie in the scratch arena.
 //
-// No sum depends on the division (attention_isa.c keeps each in one order), so the bits are the same for every thread count.
-// Blocks late in a sequence see more keys than early ones: they are handed out first, one at a time.
+// No sum depends on the division (attention_isa.c keeps each in one order), so the bits are the same for every thread
+// count. Blocks late in a sequence see more keys than early ones: they are handed out first, one at a time.
 #include "llm/cpu/attention.h"
 
 #include <string.h>
@@ -17,7 +17,8 @@ static bool use_pairs(Dtype dt) {
 }
 
 // Backward in one pass does 5 products a tile but has only batch·kv_heads independent pieces; in two passes it does 7
-// (scores and their gradients twice), in pieces as small as a block. One pass, unless that leaves too many threads idle.
+// (scores and their gradients twice), in pieces as small as a block. One pass, unless that leaves too many threads
+// idle.
 static bool one_pass(AttentionShape s, int threads) {
     int64_t pieces = (int64_t)s.batch * s.kv_heads;
     return 5 * divide_up(pieces, threads) * threads <= 7 * pieces;
@@ -127,8 +128,14 @@ void cpu_attention_backward(Stream *stream, Dtype dt, void *dqkv, const void *do
     if (!scratch)
         return;
     const AttentionKernels *kernels = CPU_PICK(attention_kernels);
-    AttentionJob job = {.dt = dt, .shape = s, .pairs = use_pairs(dt), .qkv = qkv, .out = (void *)out, .lse = (float *)lse,
-                        .dout = dout, .dqkv = dqkv};
+    AttentionJob job = {.dt = dt,
+                        .shape = s,
+                        .pairs = use_pairs(dt),
+                        .qkv = qkv,
+                        .out = (void *)out,
+                        .lse = (float *)lse,
+                        .dout = dout,
+                        .dqkv = dqkv};
     int threads = cpu_threads(stream);
     if (!one_pass(s, threads)) {
         backward_two_passes(&job, kernels, scratch, threads);
@@ -143,8 +150,8 @@ void cpu_attention_backward(Stream *stream, Dtype dt, void *dqkv, const void *do
     }
 }
 
-void cpu_attention_decode(Stream *stream, Dtype dt, void *out, void *k_cache, void *v_cache, const void *qkv, AttentionShape s,
-                          int position, int max_positions) {
+void cpu_attention_decode(Stream *stream, Dtype dt, void *out, void *k_cache, void *v_cache, const void *qkv,
+                          AttentionShape s, int position, int max_positions) {
     if (!cpu_compute(stream))
         return;
     int threads = cpu_threads(stream);
@@ -158,8 +165,15 @@ void cpu_attention_decode(Stream *stream, Dtype dt, void *out, void *k_cache, vo
         memcpy((char *)k_cache + at, (const char *)qkv + (size_t)(s.heads + h) * row, row);
         memcpy((char *)v_cache + at, (const char *)qkv + (size_t)(s.heads + s.kv_heads + h) * row, row);
     }
-    AttentionJob job = {.dt = dt, .shape = s, .pairs = use_pairs(dt), .qkv = qkv, .out = out, .k_cache = k_cache, .v_cache = v_cache,
-                        .position = position, .max_positions = max_positions};
+    AttentionJob job = {.dt = dt,
+                        .shape = s,
+                        .pairs = use_pairs(dt),
+                        .qkv = qkv,
+                        .out = out,
+                        .k_cache = k_cache,
+                        .v_cache = v_cache,
+                        .position = position,
+                        .max_positions = max_positions};
     const AttentionKernels *kernels = CPU_PICK(attention_kernels);
     bool worth_it = (int64_t)s.heads * s.head_dim * position > 1 << 17;  // else waking the threads takes longer
 #pragma omp parallel num_threads(threads) if (worth_it)

@@ -1,4 +1,5 @@
-// attention: causal flash attention on the CPU (Dao et al. 2022; Dao 2023). llm/ops.h says what these functions compute.
+// attention: causal flash attention on the CPU (Dao et al. 2022; Dao 2023). llm/ops.h says what these functions
+// compute.
 #ifndef LLM_CPU_ATTENTION_H
 #define LLM_CPU_ATTENTION_H
 

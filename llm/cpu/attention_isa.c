@@ -1,7 +1,7 @@
 // Flash attention for one block of queries or keys: FlashAttention-2's algorithms 1 and 2 (Dao 2023) on tiles of words.
 //
-// Every sum has one order, whoever computes it: a query's over key tiles from the first to the diagonal, a key's over the
-// heads of its group and then over query blocks. So `backward` and its two halves give the same bits.
+// Every sum has one order, whoever computes it: a query's over key tiles from the first to the diagonal, a key's over
+// the heads of its group and then over query blocks. So `backward` and its two halves give the same bits.
 #include "llm/cpu/attention_tile.h"
 
 static const float LOG2E = 1.44269504f;
@@ -37,19 +37,27 @@ SIMD int row_words(bool pairs, int head_dim) {  // steps of a sum over head_dim
 
 // ---- pieces that forward and backward share ----
 
-static inline __attribute__((always_inline)) void load_down(bool pairs, uint32_t *down, const uint32_t *rows, int ld, int n) {
+SIMD void load_down(bool pairs, uint32_t *down, const uint32_t *rows, int ld, int n) {
 #if defined(__AVX512BF16__)
     if (pairs)
         interleave_rows(down, rows, ld, n);
 #endif
-    (void)pairs, (void)down, (void)rows, (void)ld, (void)n;  // in fp32 they are the same tile
+    (void)pairs, (void)down, (void)rows, (void)ld, (void)n;  // in fp32 `down` is `rows`
 }
 
 // scores of the strip that starts at row r, against the first `cols` keys of the tile
-SIMD void strip_product(bool pairs, float *c, const uint32_t *rows, int r, const uint32_t *across, int head_dim, int cols) {
+SIMD void strip_product(bool pairs, float *c, const uint32_t *rows, int r, const uint32_t *across, int head_dim,
+                        int cols) {
     int words = round_up(head_dim, 16) / (pairs ? 2 : 1);
-    product(pairs, &(Product){.c = c, .ld_c = BLOCK_K, .a = rows + r * words, .a_row = words, .a_step = 1, .b = across,
-                             .ld_b = BLOCK_K, .cols = cols, .steps = row_words(pairs, head_dim)});
+    product(pairs, &(Product){.c = c,
+                              .ld_c = BLOCK_K,
+                              .a = rows + r * words,
+                              .a_row = words,
+                              .a_step = 1,
+                              .b = across,
+                              .ld_b = BLOCK_K,
+                              .cols = cols,
+                              .steps = row_words(pairs, head_dim)});
 }
 
 // Row i of the strip sees `visible + i` keys of the tile; the scores of the others become -inf.
@@ -79,7 +87,7 @@ SIMD void store_result(Dtype dt, void *to, int64_t at, int64_t stride, const flo
 
 // ---- forward ----
 
-// Online softmax: scores become probabilities relative to the new running maximum; `decay` is what the old sums are worth.
+// Online softmax: scores become probabilities relative to the new running maximum; old sums count `decay` times.
 SIMD void softmax_strip(bool pairs, const AttentionTiles *t, int r, int cols, float scale2, float *decay) {
     vec offset[STRIP], sum[STRIP];
     for (int i = 0; i < STRIP; i++) {
@@ -126,20 +134,28 @@ SIMD void forward_block(bool pairs, const AttentionJob *job, const AttentionTile
         int keys = min_int(BLOCK_K, s->seq_len - k0);
         load_rows(pairs, job->dt, t->k_rows, ld, job->qkv, qkv_at(s, b, k0, kv), qkv_stride(s), hd, keys, BLOCK_K);
         transpose_rows(t->k_across, t->k_rows, ld / word);
-        load_rows(pairs, job->dt, t->v_rows, ld, job->qkv, qkv_at(s, b, k0, kv + s->kv_heads), qkv_stride(s), hd, keys, BLOCK_K);
+        load_rows(pairs, job->dt, t->v_rows, ld, job->qkv, qkv_at(s, b, k0, kv + s->kv_heads), qkv_stride(s), hd, keys,
+                  BLOCK_K);
         load_down(pairs, t->v_down, t->v_rows, ld, BLOCK_K);
         for (int r = k0 > q0 ? k0 - q0 : 0; r < padded; r += STRIP) {
-            int visible = q0 + r + 1 - k0;                         // keys that the strip's first row sees
-            int depth = min_int(BLOCK_K, visible + STRIP - 1);     // and its last
+            int visible = q0 + r + 1 - k0;                      // keys that the strip's first row sees
+            int depth = min_int(BLOCK_K, visible + STRIP - 1);  // and its last
             int cols = round_up(depth, 16);
             float decay[STRIP];
             strip_product(pairs, t->scores, t->q_rows, r, t->k_across, hd, cols);
             if (visible < BLOCK_K)
                 mask_strip(t->scores, visible, cols);
             softmax_strip(pairs, t, r, cols, scale2, decay);
-            product(pairs, &(Product){.c = t->out + r * ld, .ld_c = ld, .scale = decay, .a = t->probs_rows,
-                                     .a_row = BLOCK_K / word, .a_step = 1, .b = t->v_down, .ld_b = ld, .cols = ld,
-                                     .steps = depth / word});
+            product(pairs, &(Product){.c = t->out + r * ld,
+                                      .ld_c = ld,
+                                      .scale = decay,
+                                      .a = t->probs_rows,
+                                      .a_row = BLOCK_K / word,
+                                      .a_step = 1,
+                                      .b = t->v_down,
+                                      .ld_b = ld,
+                                      .cols = ld,
+                                      .steps = depth / word});
         }
     }
     float factor[BLOCK_Q];
@@ -157,7 +173,8 @@ SIMD void forward_block(bool pairs, const AttentionJob *job, const AttentionTile
 
 SIMD void load_queries(bool pairs, const AttentionJob *job, const AttentionTiles *t, int b, int h, int q0) {
     const AttentionShape *s = &job->shape;
-    int hd = s->head_dim, ld = round_up(hd, 16), rows = min_int(BLOCK_Q, s->seq_len - q0), padded = round_up(rows, STRIP);
+    int hd = s->head_dim, ld = round_up(hd, 16), rows = min_int(BLOCK_Q, s->seq_len - q0);
+    int padded = round_up(rows, STRIP);
     int64_t at = out_at(s, b, q0, h), stride = (int64_t)s->heads * hd;
     load_rows(pairs, job->dt, t->q_rows, ld, job->qkv, qkv_at(s, b, q0, h), qkv_stride(s), hd, rows, padded);
     load_down(pairs, t->q_down, t->q_rows, ld, padded);
@@ -183,12 +200,13 @@ SIMD void load_keys(bool pairs, const AttentionJob *job, const AttentionTiles *t
     load_rows(pairs, job->dt, t->k_rows, ld, job->qkv, at, qkv_stride(s), hd, keys, BLOCK_K);
     transpose_rows(t->k_across, t->k_rows, words);
     load_down(pairs, t->k_down, t->k_rows, ld, BLOCK_K);
-    load_rows(pairs, job->dt, t->v_rows, ld, job->qkv, at + (int64_t)s->kv_heads * hd, qkv_stride(s), hd, keys, BLOCK_K);
+    load_rows(pairs, job->dt, t->v_rows, ld, job->qkv, at + (int64_t)s->kv_heads * hd, qkv_stride(s), hd, keys,
+              BLOCK_K);
     transpose_rows(t->v_across, t->v_rows, words);
 }
 
-// Probabilities p = exp(score - lse) and gradients of scores p·(dp - delta), both `down`, the latter also as rows (in fp32
-// they are the same).
+// Probabilities p = exp(score - lse) and gradients of scores p·(dp - delta), both `down`, the latter also as rows (in
+// fp32 they are the same).
 SIMD void gradient_strip(bool pairs, const AttentionTiles *t, int r, int cols, float scale2) {
     for (int i = 0; i < STRIP; i += 2) {
         vec lse0 = vec_set(-t->lse2[r + i]), lse1 = vec_set(-t->lse2[r + i + 1]);
@@ -208,9 +226,10 @@ SIMD void gradient_strip(bool pairs, const AttentionTiles *t, int r, int cols, f
     }
 }
 
-// What the loaded block of queries and the loaded tile of keys give: added to dq (t->out) and to dk, dv; either may be NULL.
-SIMD void backward_tile(bool pairs, const AttentionJob *job, const AttentionTiles *t, int q0, int k0, float *dq, float *dk,
-                        float *dv) {
+// Adds what the loaded block of queries and the loaded tile of keys give to dq and to dk, dv; dq, or dk and dv, may be
+// NULL.
+SIMD void backward_tile(bool pairs, const AttentionJob *job, const AttentionTiles *t, int q0, int k0, float *dq,
+                        float *dk, float *dv) {
     const AttentionShape *s = &job->shape;
     int hd = s->head_dim, ld = round_up(hd, 16), rows = round_up(min_int(BLOCK_Q, s->seq_len - q0), STRIP);
     int word = pairs ? 2 : 1;
@@ -223,16 +242,29 @@ SIMD void backward_tile(bool pairs, const AttentionJob *job, const AttentionTile
         strip_product(pairs, t->dprobs, t->dout_rows, r, t->v_across, hd, cols);
         gradient_strip(pairs, t, r, cols, scale2);
         if (dq)
-            product(pairs, &(Product){.c = dq + r * ld, .ld_c = ld, .scale = ONES,
-                                     .a = pairs ? t->probs_rows : t->dscores_down + r * BLOCK_K, .a_row = BLOCK_K / word,
-                                     .a_step = 1, .b = t->k_down, .ld_b = ld, .cols = ld, .steps = depth / word});
+            product(pairs, &(Product){.c = dq + r * ld,
+                                      .ld_c = ld,
+                                      .scale = ONES,
+                                      .a = pairs ? t->probs_rows : t->dscores_down + r * BLOCK_K,
+                                      .a_row = BLOCK_K / word,
+                                      .a_step = 1,
+                                      .b = t->k_down,
+                                      .ld_b = ld,
+                                      .cols = ld,
+                                      .steps = depth / word});
     }
     if (!dk)
         return;
     int keys = min_int(BLOCK_K, s->seq_len - k0);
     for (int k = 0; k < keys; k += STRIP) {
         int first = k0 + k > q0 ? k0 + k - q0 : 0;  // the first row that sees key k; a multiple of STRIP
-        Product p = {.ld_c = ld, .scale = ONES, .a_row = 1, .a_step = BLOCK_K, .ld_b = ld, .cols = ld, .steps = (rows - first) / word};
+        Product p = {.ld_c = ld,
+                     .scale = ONES,
+                     .a_row = 1,
+                     .a_step = BLOCK_K,
+                     .ld_b = ld,
+                     .cols = ld,
+                     .steps = (rows - first) / word};
         p.c = dv + k * ld, p.a = t->probs_down + first / word * BLOCK_K + k, p.b = t->dout_down + first / word * ld;
         product(pairs, &p);
         p.c = dk + k * ld, p.a = t->dscores_down + first / word * BLOCK_K + k, p.b = t->q_down + first / word * ld;
@@ -245,8 +277,8 @@ SIMD void store_dqkv(const AttentionJob *job, int b, int t0, int head, const flo
     float factors[BLOCK_Q];
     for (int r = 0; r < n; r++)
         factors[r] = factor;
-    store_result(job->dt, job->dqkv, qkv_at(s, b, t0, head), qkv_stride(s), from, round_up(s->head_dim, 16), s->head_dim,
-                 factors, n);
+    store_result(job->dt, job->dqkv, qkv_at(s, b, t0, head), qkv_stride(s), from, round_up(s->head_dim, 16),
+                 s->head_dim, factors, n);
 }
 
 SIMD void backward_heads(bool pairs, const AttentionJob *job, const AttentionTiles *t, int b, int kv) {

@@ -1,10 +1,10 @@
-// attention_kernels: what attention.c (who does which block, where scratch lies) and attention_isa.c (the arithmetic of a
-// block) share.
+// attention_kernels: what attention.c (who does which block, where scratch lies) and attention_isa.c (the arithmetic of
+// a block) share.
 //
-// A block is BLOCK_Q queries of one head against tiles of BLOCK_K keys; scores exist for one tile at a time. Tiles are kept
-// as arrays of 32-bit words, and a word is what one step of a dot product consumes: one fp32 number, or a pair of bf16
-// numbers for vdpbf16ps, which multiplies pairs ("pairs" below, when the machine has it and the dtype is bf16). A product
-// C += A·B broadcasts words of A and loads vectors of words of B, so the operands come in three layouts:
+// A block is BLOCK_Q queries of one head against tiles of BLOCK_K keys; scores exist for one tile at a time. Tiles are
+// kept as arrays of 32-bit words, and a word is what one step of a dot product consumes: one fp32 number, or a pair of
+// bf16 numbers for vdpbf16ps, which multiplies pairs ("pairs" below, when the machine has it and the dtype is bf16). A
+// product C += A·B broadcasts words of A and loads vectors of words of B, so the operands come in three layouts:
 //
 //     rows    [row][word of head_dim]      A, or B's source, when the sum runs over head_dim
 //     across  [word of head_dim][row]      B when the sum runs over head_dim: the transpose of rows
@@ -26,14 +26,14 @@ enum {
 typedef struct AttentionJob {
     Dtype dt;
     AttentionShape shape;
-    bool pairs;                           // multiply with vdpbf16ps
-    const void *qkv;                      // (B, T, heads + 2·kv_heads, head_dim)
-    void *out;                            // (B, T, heads, head_dim); only read in backward
-    float *lse;                           // (B, heads, T); only read in backward
-    const void *dout;                     // as out
-    void *dqkv;                           // as qkv
-    void *k_cache, *v_cache;              // (kv_heads, max_positions, head_dim)
-    int position, max_positions;          // decode
+    bool pairs;                   // multiply with vdpbf16ps
+    const void *qkv;              // (B, T, heads + 2·kv_heads, head_dim)
+    void *out;                    // (B, T, heads, head_dim); only read in backward
+    float *lse;                   // (B, heads, T); only read in backward
+    const void *dout;             // as out
+    void *dqkv;                   // as qkv
+    void *k_cache, *v_cache;      // (kv_heads, max_positions, head_dim)
+    int position, max_positions;  // decode
 } AttentionJob;
 
 // The scratch of one thread. `ld` is head_dim rounded up to whole vectors: the row length of fp32 tiles.
@@ -41,13 +41,13 @@ typedef struct AttentionTiles {
     uint32_t *q_rows, *q_down, *dout_rows, *dout_down;  // of the block
     uint32_t *k_rows, *k_across, *k_down;               // of the tile
     uint32_t *v_rows, *v_across, *v_down;
-    float *out;               // (BLOCK_Q, ld) output of the block before division by its row sums; in backward dq
-    float *row_max, *row_sum; // (BLOCK_Q), (BLOCK_Q, 16): running maximum of scores and sums of exponentials by lane
-    float *lse2, *delta;      // (BLOCK_Q): lse in base 2; Σ dout·out
-    float *scores, *dprobs;   // (STRIP, BLOCK_K): scores; gradient of the probabilities
-    uint32_t *probs_rows;     // (STRIP, BLOCK_K): probabilities, in backward gradients of scores
+    float *out;                // (BLOCK_Q, ld) output of the block before division by its row sums; in backward dq
+    float *row_max, *row_sum;  // (BLOCK_Q), (BLOCK_Q, 16): running maximum of scores and sums of exponentials by lane
+    float *lse2, *delta;       // (BLOCK_Q): lse in base 2; Σ dout·out
+    float *scores, *dprobs;    // (STRIP, BLOCK_K): scores; gradient of the probabilities
+    uint32_t *probs_rows;      // (STRIP, BLOCK_K): probabilities, in backward gradients of scores
     uint32_t *probs_down, *dscores_down;  // (BLOCK_Q, BLOCK_K)
-    float *dk, *dv;           // (BLOCK_K or T rounded up to BLOCK_K, ld)
+    float *dk, *dv;                       // (BLOCK_K or T rounded up to BLOCK_K, ld)
 } AttentionTiles;
 
 typedef struct AttentionKernels {

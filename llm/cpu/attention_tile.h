@@ -1,8 +1,8 @@
-// attention_tile: the inner loops of attention on tiles of 32-bit words (attention_kernels.h says what a word is): products,
-// layouts, powers of two. For attention_isa.c only.
+// attention_tile: the inner loops of attention on tiles of 32-bit words (attention_kernels.h says what a word is):
+// products, layouts, powers of two. For attention_isa.c only.
 //
-// Vectors here are as wide as the instruction set's registers (`vec`), not f32x16: products live from accumulators that stay
-// in registers. The layouts of tiles do not depend on that width.
+// Vectors here are as wide as the instruction set's registers (`vec`), not f32x16: products live from accumulators that
+// stay in registers. The layouts of tiles do not depend on that width.
 #ifndef LLM_CPU_ATTENTION_TILE_H
 #define LLM_CPU_ATTENTION_TILE_H
 
@@ -65,8 +65,8 @@ SIMD float vec_max_lane(vec a) {
 #endif
 }
 
-// 2^x for x < 127, to 1 ulp; 0 below -126.5 (also for -inf). NaN stays NaN. x = n + f with |f| <= 1/2, and a polynomial for
-// 2^f (the best one in relative error that is 1 at 0).
+// 2^x for x < 127, to 1 ulp; 0 below -126.5 (also for -inf). NaN stays NaN. x = n + f with |f| <= 1/2, and a polynomial
+// for 2^f (the best one in relative error that is 1 at 0).
 SIMD vec vec_exp2(vec x) {
     x = vec_max(vec_set(-127.0f), x);
     vec shifted = x + vec_set(12582912.0f);  // 1.5·2^23: the sum's last bits are n
@@ -83,8 +83,8 @@ SIMD vec vec_exp2(vec x) {
 
 // ---- products ----
 
-// One step of sixteen dot products: fp32, or two bf16 numbers a lane. vdpbf16ps treats subnormals as zero and rounds its
-// two sums in its own way; both are below what rounding the operands to bf16 did.
+// One step of sixteen dot products: fp32, or two bf16 numbers a lane. vdpbf16ps treats subnormals as zero and rounds
+// its two sums in its own way; both are below what rounding the operands to bf16 did.
 SIMD vec multiply_add(bool pairs, vec a, vec b, vec c) {
 #if defined(__AVX512BF16__)
     if (pairs)
@@ -94,7 +94,8 @@ SIMD vec multiply_add(bool pairs, vec a, vec b, vec c) {
     return vec_fma(a, b, c);
 }
 
-// C(STRIP, cols) = diag(scale)·C + A(STRIP, steps)·B(steps, cols), or just A·B if scale is NULL. cols is a multiple of 16.
+// C(STRIP, cols) = diag(scale)·C + A(STRIP, steps)·B(steps, cols), or just A·B if scale is NULL. cols is a multiple
+// of 16.
 typedef struct Product {
     float *c;
     const float *scale;
@@ -162,9 +163,10 @@ SIMD f32x16 load_part(Dtype dt, const void *p, int64_t at, int c, int head_dim) 
     return head_dim - c >= 16 ? v_load(dt, p, at + c) : v_load_n(dt, p, at + c, head_dim - c);
 }
 
-// rows: `n` rows of head_dim elements, `stride` elements apart, as words, zero-padded to `ld` columns and `padded` rows.
-SIMD void load_rows(bool pairs, Dtype dt, uint32_t *to, int ld, const void *from, int64_t at, int64_t stride, int head_dim,
-                    int n, int padded) {
+// rows: `n` rows of head_dim elements, `stride` elements apart, as words, zero-padded to `ld` columns and `padded`
+// rows.
+SIMD void load_rows(bool pairs, Dtype dt, uint32_t *to, int ld, const void *from, int64_t at, int64_t stride,
+                    int head_dim, int n, int padded) {
     size_t row_bytes = pairs ? 2 * (size_t)ld : 4 * (size_t)ld;
     size_t head_bytes = (size_t)head_dim * dtype_bytes(dt), tile_bytes = (size_t)n * (size_t)stride * dtype_bytes(dt);
     for (int r = 0; r < n; r++, at += stride) {
@@ -189,13 +191,13 @@ SIMD void load_rows(bool pairs, Dtype dt, uint32_t *to, int ld, const void *from
 // across: to[word][row] = from[row][word] for BLOCK_K rows, in squares of sixteen.
 #if defined(__AVX512F__)
 // Exchange the off-diagonal blocks of `s` lanes of rows i and i + s: four such rounds transpose a square.
-#define EXCHANGE(s, first, second)                                            \
-    for (int i = 0; i < 16; i++) {                                            \
-        if (!(i & s)) {                                                       \
-            u32x16 x = m[i], y = m[i + s];                                    \
-            m[i] = (u32x16)__builtin_shufflevector(x, y, first);              \
-            m[i + s] = (u32x16)__builtin_shufflevector(x, y, second);         \
-        }                                                                     \
+#define EXCHANGE(s, first, second)                                    \
+    for (int i = 0; i < 16; i++) {                                    \
+        if (!(i & s)) {                                               \
+            u32x16 x = m[i], y = m[i + s];                            \
+            m[i] = (u32x16)__builtin_shufflevector(x, y, first);      \
+            m[i + s] = (u32x16)__builtin_shufflevector(x, y, second); \
+        }                                                             \
     }
 SIMD void transpose_square(uint32_t *to, const uint32_t *from, int ld) {
     u32x16 m[16];
@@ -233,8 +235,8 @@ static inline void transpose_rows(uint32_t *to, const uint32_t *from, int words)
 #if defined(__AVX512BF16__)
 typedef uint16_t u16x32 __attribute__((vector_size(64)));
 SIMD u16x32 interleave(u16x32 both) {  // sixteen of one row, then sixteen of the next
-    return __builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26,
-                                   11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return __builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10,
+                                   26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 }
 static inline void interleave_rows(uint32_t *to, const uint32_t *from, int ld, int rows) {
     for (int r = 0; r < rows; r += 2)

@@ -1,4 +1,4 @@
-// The CPU as a device: memory from the host, the compute stream in the caller's thread, other streams as worker threads.
+// The CPU as a device: memory from the host, the compute stream in the caller's thread, others as worker threads.
 #include "llm/cpu/cpu.h"
 
 #include <pthread.h>
@@ -150,12 +150,12 @@ enum { QUEUE_LEN = 512 };
 
 typedef struct CpuStream {
     Stream base;
-    pthread_mutex_t mutex;      // guards everything below
-    pthread_cond_t changed;     // queue, progress or stop changed
-    CpuWork *queue;             // ring of QUEUE_LEN; work k is at k % QUEUE_LEN
+    pthread_mutex_t mutex;   // guards everything below
+    pthread_cond_t changed;  // queue, progress or stop changed
+    CpuWork *queue;          // ring of QUEUE_LEN; work k is at k % QUEUE_LEN
     uint64_t enqueued, done;
     bool stop;
-    Status status;              // first error
+    Status status;  // first error
     char message[STATUS_MESSAGE_BYTES];
     pthread_t thread;
     double wait_seconds;        // compute streams: touched by the driving thread only
@@ -242,7 +242,8 @@ void *cpu_scratch(Stream *stream, size_t bytes) {
     void *scratch = device_scratch(stream->device, &have);
     if (bytes <= have)
         return scratch;
-    stream_fail(stream, fail("an operation needs %zu bytes of scratch and %zu are reserved: this is a bug in zero.c", bytes, have));
+    stream_fail(stream, fail("an operation needs %zu bytes of scratch and %zu are reserved: this is a bug in zero.c",
+                             bytes, have));
     return NULL;
 }
 

@@ -59,7 +59,7 @@ static void sumsq(const void *arguments, int64_t begin, int64_t end) {
     WITH_DTYPE(a->from_dtype, sumsq_dt(DT, a, begin, end));
 }
 
-// ---- optimizer step: plain loops over adamw.h, which the compiler vectorises, a chunk that stays in the cache at a time ----
+// ---- optimizer step: plain loops over adamw.h, which the compiler vectorises, in chunks that stay in the cache ----
 enum { CHUNK = 1024 };
 
 static void adamw_chunk(float *restrict w, float *restrict m, float *restrict v, const float *restrict g, int64_t len,

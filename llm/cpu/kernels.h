@@ -1,8 +1,8 @@
 // kernels: what the …_isa.c files of this backend export and ops_cpu.c calls.
 //
-// A kernel works in the calling thread on the part [begin, end) of its rows, elements, channels or tiles; ops_cpu.c cuts
-// parts over threads. `arguments` points to the struct named in the comment. Where results could depend on the cuts (sums
-// over rows) the kernel works on blocks of a size that does not depend on threads.
+// A kernel works in the calling thread on the part [begin, end) of its rows, elements, channels or tiles; ops_cpu.c
+// cuts parts over threads. `arguments` points to the struct named in the comment. Where results could depend on the
+// cuts (sums over rows) the kernel works on blocks of a size that does not depend on threads.
 #ifndef LLM_CPU_KERNELS_H
 #define LLM_CPU_KERNELS_H
 
@@ -82,10 +82,10 @@ ISA_DECLARE(NormKernels, norm_kernels);
 // ---- activation_isa.c ----
 typedef struct Activation {
     Dtype dt;
-    void *y;               // forward: result; backward: gradient of x
-    const void *dy;        // backward only
-    const void *x;         // GELU's input, or gate and up (rows, 2F)
-    int64_t ffn;           // F of SwiGLU
+    void *y;         // forward: result; backward: gradient of x
+    const void *dy;  // backward only
+    const void *x;   // GELU's input, or gate and up (rows, 2F)
+    int64_t ffn;     // F of SwiGLU
 } Activation;
 
 typedef struct ActivationKernels {

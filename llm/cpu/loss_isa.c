@@ -3,7 +3,7 @@
 #include "llm/cpu/simd.h"
 
 // Columns whose maximum is found before their exponentials are summed: they are still in the first-level cache then, so
-// a row comes from memory once. The sum of earlier blocks is rescaled when the maximum grows (Milakov & Gimelshein 2018).
+// a row comes from memory once. The sum so far is rescaled when the maximum grows (Milakov & Gimelshein 2018).
 enum { COLUMNS = 1024 };
 
 typedef struct RowSum {
@@ -49,7 +49,7 @@ SIMD void cross_entropy_dt(Dtype dt, const CrossEntropy *a, int64_t begin, int64
         a->losses[row] = (float)(log(r.sum) - shifted);
         if (!d)
             continue;
-        // d may lie over x: element i of d never reaches past element i of x, so going forward overwrites only what was read.
+        // d may lie over x: element i of d never reaches past element i of x, so only what was read is overwritten.
         const f32x16 max = v_set(r.max), factor = v_set((float)((double)a->scale / r.sum));
         for (int64_t i = 0; i < a->vocab; i += 16)
             v_store_to(dt, d, i, a->vocab, v_exp(v_load_to(DTYPE_FP32, x, i, a->vocab) - max) * factor);

@@ -1,21 +1,13 @@
 // The CPU's table of operations: checks nothing, cuts the work over threads, and calls the kernels for this machine.
-#include <stdlib.h>
-#include <string.h>
-
-#include "llm/cpu/kernels.h"
-#if __has_include("llm/cpu/linear.h")
-#include "llm/cpu/linear.h"
-#define HAVE_LINEAR
-#endif
-#if __has_include("llm/cpu/attention.h")
 #include "llm/cpu/attention.h"
-#define HAVE_ATTENTION
-#endif
+#include "llm/cpu/kernels.h"
+#include "llm/cpu/linear.h"
 
 // Run a kernel over [0, len), cut at multiples of `align`, on the stream's threads. Below SMALL bytes a parallel region
 // costs more than it saves.
 enum { SMALL = 32 << 10 };
-static void run(const Stream *stream, CpuKernel *kernel, const void *arguments, int64_t len, int64_t align, int64_t bytes) {
+static void run(const Stream *stream, CpuKernel *kernel, const void *arguments, int64_t len, int64_t align,
+                int64_t bytes) {
     int n = bytes < SMALL ? 1 : cpu_threads(stream);
 #pragma omp parallel for num_threads(n) if (n > 1) schedule(static, 1)
     for (int i = 0; i < n; i++) {
@@ -54,7 +46,8 @@ static void rope(Stream *stream, Dtype dt, void *qkv, RopeTable table, Attention
     if (!cpu_compute(stream))
         return;
     const Rope a = {dt, qkv, table, shape, first_position, inverse};
-    const int64_t rows = (int64_t)shape.batch * shape.seq_len, width = (int64_t)(shape.heads + shape.kv_heads) * shape.head_dim;
+    const int64_t rows = (int64_t)shape.batch * shape.seq_len;
+    const int64_t width = (int64_t)(shape.heads + shape.kv_heads) * shape.head_dim;
     run(stream, CPU_PICK(embedding_kernels)->rope, &a, rows, 1, rows * width * (int64_t)dtype_bytes(dt));
 }
 
@@ -81,19 +74,32 @@ static size_t norm_scratch(Device *device, int64_t rows, int64_t channels) {
     return (size_t)(n_blocks * 2 * ((channels + 15) / 16 * 16)) * sizeof(float);
 }
 
-static void norm_backward(Stream *stream, Dtype dt, NormKind kind, void *dx, float *dweight, float *dbias, const void *dy,
-                          const void *residual, const void *x, const float *mean, const float *rstd, const void *weight,
-                          int64_t rows, int64_t channels, bool accumulate) {
+static void norm_backward(Stream *stream, Dtype dt, NormKind kind, void *dx, float *dweight, float *dbias,
+                          const void *dy, const void *residual, const void *x, const float *mean, const float *rstd,
+                          const void *weight, int64_t rows, int64_t channels, bool accumulate) {
     if (!cpu_compute(stream))
         return;
     float *partials = cpu_scratch(stream, norm_scratch(stream->device, rows, channels));
     if (!partials)
         return;
     const int64_t block_rows = norm_block_rows(rows);
-    const NormBackward a = {.dt = dt, .kind = kind, .dx = dx, .dweight = dweight, .dbias = dbias, .dy = dy,
-                            .residual = residual, .x = x, .mean = mean, .rstd = rstd, .weight = weight, .rows = rows,
-                            .channels = channels, .accumulate = accumulate, .block_rows = block_rows,
-                            .n_blocks = (rows + block_rows - 1) / block_rows, .partials = partials,
+    const NormBackward a = {.dt = dt,
+                            .kind = kind,
+                            .dx = dx,
+                            .dweight = dweight,
+                            .dbias = dbias,
+                            .dy = dy,
+                            .residual = residual,
+                            .x = x,
+                            .mean = mean,
+                            .rstd = rstd,
+                            .weight = weight,
+                            .rows = rows,
+                            .channels = channels,
+                            .accumulate = accumulate,
+                            .block_rows = block_rows,
+                            .n_blocks = (rows + block_rows - 1) / block_rows,
+                            .partials = partials,
                             .stride = (channels + 15) / 16 * 16};
     run(stream, CPU_PICK(norm_kernels)->backward, &a, a.n_blocks, 1, rows * channels * (int64_t)dtype_bytes(dt));
     run(stream, CPU_PICK(norm_kernels)->sum_partials, &a, channels, 16, a.n_blocks * channels * 4);
@@ -169,7 +175,8 @@ static void run_sumsq(Stream *stream, void *arguments) {
     run(stream, CPU_PICK(flat_kernels)->sumsq, a, (a->len + SUMSQ_TILE - 1) / SUMSQ_TILE, 1, a->len * 4);
 }
 
-static void sumsq_to_host(Stream *stream, float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len) {
+static void sumsq_to_host(Stream *stream, float *tile_sums, const void *values, Dtype dtype, float divisor,
+                          int64_t len) {
     const Flat a = {tile_sums, DTYPE_FP32, values, dtype, len, divisor};
     cpu_launch(stream, run_sumsq, &a, sizeof a);
 }
@@ -207,23 +214,19 @@ static void adamw(Stream *stream, const AdamwArgs *args) {
 
 const Ops cpu_ops = {
     .name = "cpu",
-#ifdef HAVE_LINEAR
     .linear_forward = cpu_linear_forward,
     .linear_backward_input = cpu_linear_backward_input,
     .linear_backward_weight = cpu_linear_backward_weight,
     .linear_scratch = cpu_linear_scratch,
-#endif
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .norm_forward = norm_forward,
     .norm_backward = norm_backward,
     .norm_scratch = norm_scratch,
-#ifdef HAVE_ATTENTION
     .attention_forward = cpu_attention_forward,
     .attention_backward = cpu_attention_backward,
     .attention_scratch = cpu_attention_scratch,
     .attention_decode = cpu_attention_decode,
-#endif
     .rope = rope,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,

@@ -1,8 +1,9 @@
 // simd: sixteen fp32 numbers at a time, the same way on every instruction set, for …_isa.c files only.
 //
-// f32x16 is GCC's and clang's vector type, so + - * / and comparisons work on it directly; on AVX2 the compiler splits it in
-// two, without AVX in four. What the language lacks (fused multiply-add, rounding conversions, masks at the end of an array)
-// is here, once. Elements are reduced in a fixed tree (halves), so sums do not depend on the instruction set's width.
+// f32x16 is GCC's and clang's vector type, so + - * / and comparisons work on it directly; on AVX2 the compiler splits
+// it in two, without AVX in four. What the language lacks (fused multiply-add, rounding conversions, masks at the end
+// of an array) is here, once. Elements are reduced in a fixed tree (halves), so sums do not depend on the instruction
+// set's width.
 #ifndef LLM_CPU_SIMD_H
 #define LLM_CPU_SIMD_H
 
@@ -79,7 +80,8 @@ SIMD f32x16 v_min(f32x16 a, f32x16 b) {
 
 // Sum and maximum of the lanes, by halves.
 SIMD float v_sum(f32x16 a) {
-    f32x8 b = __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
+    f32x8 b = __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7) +
+              __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15);
     f32x4 c = __builtin_shufflevector(b, b, 0, 1, 2, 3) + __builtin_shufflevector(b, b, 4, 5, 6, 7);
     return (c[0] + c[2]) + (c[1] + c[3]);
 }
@@ -144,7 +146,8 @@ SIMD u16x16 v_to_fp16(f32x16 v) {
     union {
         __m128i half[2];
         u16x16 v;
-    } to = {{_mm256_cvtps_ph(from.half[0], _MM_FROUND_TO_NEAREST_INT), _mm256_cvtps_ph(from.half[1], _MM_FROUND_TO_NEAREST_INT)}};
+    } to = {{_mm256_cvtps_ph(from.half[0], _MM_FROUND_TO_NEAREST_INT),
+             _mm256_cvtps_ph(from.half[1], _MM_FROUND_TO_NEAREST_INT)}};
     return to.v;
 #else
     u16x16 h;
@@ -226,16 +229,27 @@ SIMD void v_store_to(Dtype dt, void *p, int64_t i, int64_t end, f32x16 v) {
 }
 
 // Run `call` with a constant DT equal to dt, so that inlined kernels are compiled once for each dtype.
-#define WITH_DTYPE(dt, call)                                               \
-    do {                                                                   \
-        switch (dt) {                                                      \
-            case DTYPE_BF16: { const Dtype DT = DTYPE_BF16; call; break; } \
-            case DTYPE_FP16: { const Dtype DT = DTYPE_FP16; call; break; } \
-            default: { const Dtype DT = DTYPE_FP32; call; }                \
-        }                                                                  \
+#define WITH_DTYPE(dt, call)                 \
+    do {                                     \
+        switch (dt) {                        \
+            case DTYPE_BF16: {               \
+                const Dtype DT = DTYPE_BF16; \
+                call;                        \
+                break;                       \
+            }                                \
+            case DTYPE_FP16: {               \
+                const Dtype DT = DTYPE_FP16; \
+                call;                        \
+                break;                       \
+            }                                \
+            default: {                       \
+                const Dtype DT = DTYPE_FP32; \
+                call;                        \
+            }                                \
+        }                                    \
     } while (0)
 
-// ---- exponential, to about 1 ulp, by range reduction and a polynomial (Cody & Waite; coefficients of Cephes' expf) ----
+// ---- exponential, to about 1 ulp: range reduction (Cody & Waite) and a polynomial (Cephes' expf) ----
 // e^x; 0 below -87.33 (about the smallest normal number), +inf above the largest. NaN stays NaN.
 SIMD f32x16 v_exp(f32x16 x) {
     f32x16 clamped = v_max(v_set(-88.0f), v_min(v_set(88.8f), x));  // in this order NaN passes through

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Makes test/fixtures/vocab_*.h5: small shards with vocabularies, and what the Python libraries encode texts to.
+"""Makes the fixtures of test/test_data_shards.c and test/test_vocab.c, which are committed: test/fixtures/h5py_tokens.h5, as
+someone without prepare.py would write it, and vocab_*.h5, small shards with vocabularies and what the Python libraries
+encode texts to.
 
-Needs sentencepiece and tokenizers (pip install tokenizers); test/test_vocab.c reads the results, which are committed.
+Needs sentencepiece and tokenizers (pip install tokenizers).
 """
 import io
 import os
@@ -38,7 +40,7 @@ def texts(rng):
 def write(name, tokenizer, encode):
     folder = tempfile.mkdtemp()
     attributes = {"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name, "eot_token": tokenizer.eot}
-    writer = ShardWriter(folder, 100, "<u2", attributes, tokenizer.tables, tokenizer.settings, False)
+    writer = ShardWriter(folder, [], 100, "<u2", attributes, tokenizer.tables, tokenizer.settings)
     writer.write("train", np.arange(10, dtype="<u2"))
     path = writer.commit()["train"][0]
     cases = list(texts(random.Random(name)))
@@ -82,6 +84,8 @@ def make_bpe():
 
 if __name__ == "__main__":
     os.makedirs(os.path.join(ROOT, "test", "fixtures"), exist_ok=True)
+    with h5py.File(os.path.join(ROOT, "test", "fixtures", "h5py_tokens.h5"), "w") as plain:
+        plain["tokens"] = (np.arange(1000) * 7 % 500).astype("uint16")
     make_bpe()
     # As prepare.py trains them; as LLaMA's; with the library's defaults, where unknown characters stay unknown.
     make_sentencepiece("sp_bpe", model_type="bpe", vocab_size=700, byte_fallback=True, normalization_rule_name="identity",
