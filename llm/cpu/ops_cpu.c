@@ -1,0 +1,2 @@
+#include "llm/cpu/linear.h"
+const Ops cpu_ops = {.name = "cpu"};
