@@ -79,4 +79,5 @@ format:
 clean:
 	rm -rf build train_gpt
 
+-include dev/cudasim/cudasim.mk
 -include $(shell find build -name '*.d' 2>/dev/null)
