@@ -1,10 +1,10 @@
 // linear: the linear layers of ops.h on the CPU. A library multiplies (gemm.h); this decides what it is given.
 //
 // Whole      Dense operands of a dtype that the machine multiplies itself go to the library as they are, bias and
-// residual fused. In tiles   Everything else: fp16 (and bf16 on a machine without it) is converted exactly to fp32 in
-// tiles, padded logits
-//            leave through a dense tile, and products with a vocabulary on one side are cut for the caches. Products
-//            are summed in an fp32 tile, and bias and residual are added there before the one rounding.
+//            residual fused.
+// In tiles   Everything else: fp16 (and bf16 on a machine without it) is converted exactly to fp32 in tiles, padded
+//            logits leave through a dense tile, and products with a vocabulary on one side are cut for the caches.
+//            Products are summed in an fp32 tile, and bias and residual are added there before the one rounding.
 //
 // With oneDNN on AVX-512 a row of y or dx has the same bits however many rows the call has. Elsewhere that holds for
 // calls cut at multiples of LINEAR_ROW_TILE rows. dw and db sum over the rows of a call, so they depend on where calls
