@@ -9,7 +9,8 @@
 #   --hostfile FILE        the same from a file: `name` or `name slots=K` a line (# starts a comment)
 #   -n, --ranks N          ranks in all; default: hosts × ranks a host
 #   --ranks-per-host K     default: slots, or ranks ÷ hosts, or one a GPU, or where there is none one a CPU socket
-#   --threads T            threads a rank, each on its own core; default: cores of a host ÷ ranks on it
+#   --threads T            threads a rank; default: cores of a host ÷ ranks on it
+#   --bind core|none       each rank on cores of its own, or (hosts that share a machine, other programs) anywhere
 #   --interface NAME       TCP through this interface or subnet (eth0, 10.0.0.0/24); default: Open MPI's choice
 #   --ssh-agent COMMAND    what to use instead of ssh, called as COMMAND HOST command…
 #   --env NAME[=VALUE]     pass a variable to all ranks (OMP_*, NCCL_*, CUDA_*, LD_LIBRARY_PATH always are). Repeatable
@@ -35,7 +36,7 @@ usage() { say "$* (--help lists the options)"; exit 2; }
 
 # ---- options ----
 
-hosts='' hostfile='' ranks='' ranks_per_host='' threads='' interface='' agent='' dry_run=''
+hosts='' hostfile='' ranks='' ranks_per_host='' threads='' bind=core interface='' agent='' dry_run=''
 max_restarts=3 restart_window=3600 backoff=10 save_timeout=600
 exports=() mca=()
 while [ $# -gt 0 ]; do
@@ -55,6 +56,7 @@ while [ $# -gt 0 ]; do
     case $option in
         -n | --ranks | --ranks-per-host | --threads)
             [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || usage "$option must be a number from 1, not '$2'" ;;
+        --bind) [[ $2 =~ ^(core|none)$ ]] || usage "--bind must be core or none, not '$2'" ;;
         --max-restarts | --restart-window | --backoff | --save-timeout)
             [[ $2 =~ ^(0|[1-9][0-9]{0,7})$ ]] || usage "$option must be a number from 0, not '$2'" ;;
     esac
@@ -64,6 +66,7 @@ while [ $# -gt 0 ]; do
         -n | --ranks) ranks=$2 ;;
         --ranks-per-host) ranks_per_host=$2 ;;
         --threads) threads=$2 ;;
+        --bind) bind=$2 ;;
         --interface) interface=$2 ;;
         --ssh-agent) agent=$2 ;;
         --env) exports+=(-x "$2") ;;
@@ -159,10 +162,13 @@ threads=${threads:-$((cores / ranks_per_host > 0 ? cores / ranks_per_host : 1))}
 # ---- the mpirun command ----
 
 command=("$MPIRUN" --host "$(printf "%s:$ranks_per_host\n" "${names[@]}" | paste -sd,)" -n "$ranks" --wdir "$PWD")
-if [ $((threads * ranks_per_host)) -le "$cores" ]; then
+if [ $bind = core ] && [ $((threads * ranks_per_host)) -gt "$cores" ]; then
+    say "$ranks_per_host ranks × $threads threads share $cores cores: not bound to cores"
+    bind=none
+fi
+if [ $bind = core ]; then
     command+=(--map-by "ppr:$ranks_per_host:node:PE=$threads" --bind-to core)
 else
-    say "$ranks_per_host ranks × $threads threads share $cores cores: not bound to cores"
     command+=(--map-by "ppr:$ranks_per_host:node" --bind-to none --oversubscribe)
 fi
 for name in $(compgen -e | grep -E '^((OMP|NCCL|CUDA)_|LD_LIBRARY_PATH$)' | grep -v '^OMP_NUM_THREADS$'); do

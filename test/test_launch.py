@@ -73,6 +73,7 @@ class Options(Scratch):
         if command[command.index("--bind-to") + 1] == "core":  # one hardware thread a core
             self.assert_has(command, "--map-by", f"ppr:1:node:PE={cores}")
         self.assert_has(self.command("-n", str(cores + 1), "sh"), "--bind-to", "none", "--oversubscribe")
+        self.assert_has(self.command("--bind", "none", "-n", "1", "sh"), "--map-by", "ppr:1:node", "--bind-to", "none")
         command = self.command("-n", "1", "sh", "--threads=1")
         self.assertEqual(command[-1], "--threads=1")
         self.assert_has(command, "-x", "OMP_NUM_THREADS=1")
@@ -96,6 +97,7 @@ class Options(Scratch):
             (["--frob", "1", "sh"], "unknown option --frob"),
             (["-n", "none", "sh"], "-n must be a number"),
             (["-n"], "-n needs a value"),
+            (["--bind", "socket", "sh"], "--bind must be core or none"),
             (["--hosts", "a;b", "sh"], "'a;b' is not the name of a host"),
             (["--hosts", "a", "--hostfile", "b", "sh"], "exclude each other"),
             (["--hostfile", "missing", "sh"], "cannot read --hostfile missing"),

@@ -51,7 +51,8 @@ class OnHosts(Scratch):
     def launcher(self, *options):
         """run_mpirun.sh on the first host, for one rank on each of the two."""
         return [HOSTS, "exec", self.name + "1", RUN_MPIRUN, "--hosts", f"{self.name}1,{self.name}2",
-                "--interface", SUBNET, "--ssh-agent", f"{HOSTS} agent", "--threads", "1", "--backoff", "0", *options]
+                "--interface", SUBNET, "--ssh-agent", f"{HOSTS} agent", "--threads", "1", "--bind", "none",
+                "--backoff", "0", *options]
 
     def sent_bytes(self, host):
         text = subprocess.run(["ip", "-n", f"{self.name}{host}", "-json", "-s", "link", "show", "e0"], timeout=10,
@@ -144,7 +145,7 @@ class TrainGpt(OnHosts):
         return [self.log(out, "end")[-1][key] for key in ("weights_hash", "state_hash")]
 
     def test_same_bits_on_two_hosts_and_through_an_interruption(self):
-        one = [RUN_MPIRUN, "-n", "2", "--threads", "1", *self.train("one")]
+        one = [RUN_MPIRUN, "-n", "2", "--threads", "1", "--bind", "none", *self.train("one")]
         status = self.run_to_end(*one)
         if "no MPI" in self.read("output") or (status == 0 and self.log("one", "start")[0]["ranks"] != 2):
             self.skipTest(f"{TRAIN_GPT} is built without MPI")
