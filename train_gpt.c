@@ -19,8 +19,10 @@
 #include "llm/sampler.h"
 #include "llm/schedule.h"
 #include "zero/checkpoint.h"
+#include "zero/explain.h"
 #include "zero/optimizer_state.h"
 #include "zero/plan.h"
+#include "zero/replicas.h"
 #include "zero/run.h"
 
 typedef struct Run {
@@ -89,6 +91,20 @@ static void forward_backward(Run *r, float loss_gradient_scale, double *loss_sum
     grads_reduce(r->grads, 0);
 }
 
+// Micro-batch number `micro` of a step, from a loader that stands there.
+static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, double *data_wait_s) {
+    const Config *c = &r->config;
+    const int32_t *inputs, *targets;
+    int64_t n_valid;
+    double waited;
+    TRY(loader_next(loader, &inputs, &targets, &n_valid, &waited));
+    *data_wait_s += waited;
+    model_set_batch(r->model, inputs, targets);
+    grads_begin_micro_batch(r->grads, micro == 0, micro == c->grad_accum - 1);
+    forward_backward(r, (float)(loss_scale / ((double)c->global_batch * c->seq_len)), &r->loss_sums[micro]);
+    return OK;
+}
+
 // One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
@@ -103,14 +119,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
         *request = asked > *request ? asked : *request;
         if (*request == REQUEST_STOP)
             return OK;
-        const int32_t *inputs, *targets;
-        int64_t n_valid;
-        double waited;
-        TRY(loader_next(r->loader, &inputs, &targets, &n_valid, &waited));
-        report->data_wait_s += waited;
-        model_set_batch(r->model, inputs, targets);
-        grads_begin_micro_batch(r->grads, micro == 0, micro == c->grad_accum - 1);
-        forward_backward(r, (float)(scale / tokens), &r->loss_sums[micro]);
+        TRY(micro_batch(r, r->loader, micro, scale, &report->data_wait_s));
     }
 
     TRY(optimizer_measure(r->optimizer, r->loss_sums, c->grad_accum, tokens, scale, &report->result));
@@ -292,6 +301,39 @@ static Status report_evaluation(Run *r) {
 
 // ---- the loop ----
 
+static ZeroOptions zero_options(const Config *c) {
+    return (ZeroOptions){.stage = c->zero_stage, .dtype = c->dtype,
+                         .grad_dtype = c->grad_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype,
+                         .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
+}
+
+static Status open_loader(const Run *r, int64_t first_sample, Loader **loader) {
+    const Config *c = &r->config;
+    LoaderOptions options = {.shards = r->train, .seed = c->seed, .shuffle = true, .batch = c->micro_batch,
+                             .first_sample = first_sample + (int64_t)c->micro_batch * r->rank,
+                             .stride = (int64_t)c->micro_batch * r->n_ranks, .depth = 2};
+    return loader_open(&options, loader);
+}
+
+// Too many steps in a row were skipped: compute the last one again, looking at each gradient before it is reduced, and
+// fail with the first that is not finite.
+static Status explain_last_skip(Run *r, double loss_scale) {
+    Explain explain = {.layout = &r->layout, .comm = r->comm, .compute = r->compute, .grads = r->grads,
+                       .staging = r->view.view.staging};
+    Loader *loader;
+    double waited = 0;
+    TRY(open_loader(r, r->state.samples - r->config.global_batch, &loader));
+    grads_inspect(r->grads, explain_look, &explain);
+    Status status = OK;
+    for (explain.micro = 0; explain.micro < r->config.grad_accum; explain.micro++)
+        TRY_GOTO(micro_batch(r, loader, explain.micro, loss_scale, &waited), done);
+    status = explain_skips(&explain, r->state.step, r->state.skipped_in_a_row, loss_scale);
+done:
+    grads_inspect(r->grads, NULL, NULL);
+    loader_close(loader);
+    return status;
+}
+
 static Status train(Run *r) {
     const Config *c = &r->config;
     bool saved = false;
@@ -308,7 +350,10 @@ static Status train(Run *r) {
         if (every(c->log_every, r->state.step) || last || !report.result.finite)
             log_step(r->log, &report, r->device, true);
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
-            return optimizer_explain_skip(r->optimizer, r->state.step, r->state.skipped_in_a_row, report.loss_scale);
+            return explain_last_skip(r, report.loss_scale);
+        if (every(c->check_replicas_every, r->state.step))
+            TRY(replicas_check(&r->layout, zero_options(c), r->comm, r->compute, r->params, r->optimizer,
+                               r->view.view.staging));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
         if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
@@ -342,12 +387,6 @@ static ModelOptions model_options(const Config *c) {
     return (ModelOptions){.config = c->model, .dtype = c->dtype, .batch = c->micro_batch, .seq_len = c->seq_len,
                           .recompute = c->recompute, .head_chunk = c->head_chunk,
                           .sampling = c->sample_every > 0, .training = true};
-}
-
-static ZeroOptions zero_options(const Config *c) {
-    return (ZeroOptions){.stage = c->zero_stage, .dtype = c->dtype,
-                         .grad_dtype = c->grad_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype,
-                         .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
 }
 
 static CommOptions comm_options(const Run *r, CommShape shape) {
@@ -457,10 +496,7 @@ static Status open_state(Run *r) {
     TRY(log_open(c->out, r->state.log_bytes, r->rank, &r->log));
     if (path[0])
         log_line(r->log, "resumed from %s at step %lld%s%s", path, (long long)r->state.step, notes[0] ? "\n" : "", notes);
-    LoaderOptions loader = {.shards = r->train, .seed = c->seed, .shuffle = true, .batch = c->micro_batch,
-                            .first_sample = r->state.samples + (int64_t)c->micro_batch * r->rank,
-                            .stride = (int64_t)c->micro_batch * r->n_ranks, .depth = 2};
-    return loader_open(&loader, &r->loader);
+    return open_loader(r, r->state.samples, &r->loader);
 }
 
 static void close_run(Run *r) {
@@ -537,7 +573,7 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     return OK;
 }
 
-static void introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
+static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
     const Config *c = &r->config;
     double flops = model_flops_per_token(&c->model, c->seq_len);
     log_line(r->log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
@@ -559,6 +595,11 @@ static void introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
         measured[k] = device_bytes(r->device, (MemoryCategory)k);
     if (r->rank == 0)
         plan_print_measured(predicted, measured, stdout);
+    double as_predicted = memcmp(measured, predicted, sizeof measured) == 0;
+    TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
+    if (as_predicted < r->n_ranks)
+        log_line(r->log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
+                 r->n_ranks - (int)as_predicted, r->n_ranks);
 
     cJSON *fields = config_to_json(c);
     cJSON_AddNumberToObject(fields, "n_params", (double)r->layout.n_params);
@@ -566,10 +607,12 @@ static void introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
     cJSON_AddNumberToObject(fields, "flops_per_token", flops);
     cJSON_AddNumberToObject(fields, "peak_flops", r->peak_flops);
     cJSON_AddStringToObject(fields, "device", device_name(r->device));
+    cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
     log_event(r->log, "start", fields);
+    return OK;
 }
 
 // ---- the program ----
@@ -609,7 +652,7 @@ static Status run_training(Run *r) {
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    introduce(r, predicted);
+    TRY(introduce(r, predicted));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
     run_catch_signals();
