@@ -12,7 +12,7 @@
 # Hosts of different NAMEs do not see each other, so several tests can run at once. All hosts share this machine's files
 # and cores.
 #
-# run_mpirun.sh needs --bind none (or ranks of two hosts get the same core) and --interface 10.88.0.0/24. Near the nominal
+# run_mpirun.sh needs --bind none (or two hosts share one core) and --interface 10.88.0.0/24. Near the nominal
 # rate with traffic in both directions (Open MPI's default protocol gets half to two thirds of it): --mca btl_tcp_flags
 # send,inplace --mca btl_tcp_sndbuf 262144 --mca btl_tcp_rcvbuf 262144. Rates up to 2gbit are kept within a few percent;
 # beyond, the cores are the limit.

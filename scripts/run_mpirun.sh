@@ -162,11 +162,11 @@ threads=${threads:-$((cores / ranks_per_host > 0 ? cores / ranks_per_host : 1))}
 # ---- the mpirun command ----
 
 command=("$MPIRUN" --host "$(printf "%s:$ranks_per_host\n" "${names[@]}" | paste -sd,)" -n "$ranks" --wdir "$PWD")
-if [ $bind = core ] && [ $((threads * ranks_per_host)) -gt "$cores" ]; then
+if [ "$bind" = core ] && [ $((threads * ranks_per_host)) -gt "$cores" ]; then
     say "$ranks_per_host ranks × $threads threads share $cores cores: not bound to cores"
     bind=none
 fi
-if [ $bind = core ]; then
+if [ "$bind" = core ]; then
     command+=(--map-by "ppr:$ranks_per_host:node:PE=$threads" --bind-to core)
 else
     command+=(--map-by "ppr:$ranks_per_host:node" --bind-to none --oversubscribe)
