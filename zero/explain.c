@@ -76,8 +76,8 @@ Status explain_skips(Explain *e, int64_t step, int64_t skipped_in_a_row, double 
     char skips[128], where[160];
     NonFinite first;
     int rank;
-    snprintf(skips, sizeof skips, "step %lld: %lld step%s in a row skipped because gradients were not finite (--max-skips)",
-             (long long)step, (long long)skipped_in_a_row, skipped_in_a_row == 1 ? " was" : "s were");
+    snprintf(skips, sizeof skips, "step %lld: %lld step%s in a row %s skipped because gradients were not finite (--max-skips)",
+             (long long)step, (long long)skipped_in_a_row, skipped_in_a_row == 1 ? "" : "s", skipped_in_a_row == 1 ? "was" : "were");
     TRY(e->status);
     TRY(agree_on_first(e, &first, &rank));
     bool local = rank >= 0;

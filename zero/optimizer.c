@@ -1,6 +1,7 @@
 #include "zero/optimizer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "llm/hooks.h"
@@ -176,6 +177,16 @@ done:
     return status;
 }
 
+// Tests: have all ranks issued the same collectives since the last call, and do they have the same two numbers?
+static Status check_agreement(Optim *o, const char *what, double a, double b) {
+    char text[64];
+    if (!HOOKS)
+        return OK;
+    snprintf(text, sizeof text, "%a, %a", a, b);
+    TRY(comm_check_order(o->comm));
+    return comm_agree(o->comm, what, text);
+}
+
 Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double n_valid, double loss_scale,
                          StepResult *result) {
     const Ops *ops = device_ops(o->device);
@@ -212,7 +223,7 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
     for (int s = 0; s < l->group; s++)
         square += o->sums[s];
     *result = (StepResult){.loss = o->sums[l->group] / n_valid, .norm = sqrt(square), .finite = isfinite(square)};
-    return HOOKS ? comm_check_order(o->comm) : OK;
+    return check_agreement(o, "loss scale and norm", loss_scale, result->norm);
 }
 
 Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, double norm) {
@@ -233,7 +244,7 @@ Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, d
         ops->adamw(o->compute, &a);
         params_publish(o->params, u);
     }
-    return OK;
+    return check_agreement(o, "learning rate and count of updates", lr, (double)updates);
 }
 
 Status optimizer_state_loaded(Optim *o) {
