@@ -3,14 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "zero/trace.h"
+
 // An fp32 buffer in which one unit's gradient of one micro-batch is formed.
 typedef struct GradSlot {
     float *memory;
     int unit;          // which unit's gaps are zero in it
     Event *released;   // the reduction has read it (reduce stream)
 } GradSlot;
-
-enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
 
 struct Grads {
     Device *device;
@@ -32,11 +32,7 @@ static bool sharded(const Grads *g) {
 }
 
 static GradSlot *slot_of(Grads *g, int u) {
-    if (u == 0)
-        return &g->slots[SLOT_ENDS];
-    if (u == g->layout->n_units - 1)
-        return &g->slots[g->layout->tied ? SLOT_TIED_NORM : SLOT_ENDS];
-    return &g->slots[u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B];
+    return &g->slots[layout_slot(g->layout, u)];
 }
 
 static Status open_slots(Grads *g) {
@@ -128,7 +124,7 @@ static float *unit_memory(Grads *g, int u) {
     if (!g->slots_used)
         return (float *)(void *)at(g, g->layout->units[u].full_offset);
     GradSlot *slot = slot_of(g, u);
-    stream_wait(g->compute, slot->released);
+    trace_wait(g->compute, slot->released, "wait for the slot of unit", u);
     bool is_block = u > 0 && u < g->layout->n_units - 1;
     bool same_tensors = slot->unit == u || (is_block && slot->unit >= 0);  // all blocks are alike
     if (!same_tensors)
@@ -139,9 +135,11 @@ static float *unit_memory(Grads *g, int u) {
 
 UnitGrads grads_acquire(Grads *g, int u) {
     bool tied = g->layout->tied && u == g->layout->n_units - 1;
-    return (UnitGrads){.unit = unit_memory(g, u),
+    UnitGrads grads = {.unit = unit_memory(g, u),
                        .tied = tied ? unit_memory(g, 0) : NULL,
                        .accumulate = !g->slots_used && !g->first};
+    trace_begin(g->compute, "gradient of unit", u);
+    return grads;
 }
 
 void grads_reduce(Grads *g, int u) {
@@ -151,10 +149,12 @@ void grads_reduce(Grads *g, int u) {
     float *formed = g->slots_used ? slot_of(g, u)->memory : (float *)(void *)at(g, unit->full_offset);
     bool travels = g->last || sharded(g);
 
+    trace_end(g->compute);
     if (!travels && !g->slots_used)
         return;  // accumulated in place
     event_record(g->formed, g->compute);
     stream_wait(g->reduce, g->formed);
+    trace_begin(g->reduce, travels ? "reduce unit" : "add unit", u);
     if (sharded(g)) {
         comm_reduce_scatter(g->comm, g->reduce, g->names[u], at(g, unit->shard_offset), dtype, formed, unit->shard_len,
                             g->options.reduce_dtype, !g->first);
@@ -175,6 +175,7 @@ void grads_reduce(Grads *g, int u) {
                 comm_all_gather(g->comm, g->reduce, g->names[u], buffer, own, unit->shard_len, dtype);
         }
     }
+    trace_end(g->reduce);
     if (g->slots_used)
         event_record(slot_of(g, u)->released, g->reduce);
     if (g->last)
@@ -187,7 +188,7 @@ const void *grads_shard(const Grads *g, int u, int shard) {
 }
 
 void grads_wait(Grads *g, int u) {
-    stream_wait(g->compute, g->reduced[u]);
+    trace_wait(g->compute, g->reduced[u], "wait for gradient of unit", u);
 }
 
 Dtype grads_dtype(const Grads *g) {
