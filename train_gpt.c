@@ -24,6 +24,8 @@
 #include "zero/plan.h"
 #include "zero/replicas.h"
 #include "zero/run.h"
+#include "zero/trace.h"
+#include "zero/traffic.h"
 
 typedef struct Run {
     Config config;
@@ -98,7 +100,9 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
     const int32_t *inputs, *targets;
     int64_t n_valid;
     double waited;
+    trace_begin(r->compute, "wait for data", -1);
     TRY(loader_next(loader, &inputs, &targets, &n_valid, &waited));
+    trace_end(r->compute);
     *data_wait_s += waited;
     model_set_batch(r->model, inputs, targets);
     grads_begin_micro_batch(r->grads, micro == 0, micro == c->grad_accum - 1);
@@ -113,6 +117,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
     comm_set_step(r->comm, r->state.step + 1);
+    trace_begin(r->compute, "step", r->state.step + 1);
 
     for (int micro = 0; micro < c->grad_accum; micro++) {
         RunRequest asked;
@@ -136,6 +141,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     r->state.step++;
     r->state.samples += c->global_batch;
 
+    trace_end(r->compute);
     report->step = r->state.step;
     report->steps = r->end;
     report->skipped = r->state.skipped;
@@ -549,6 +555,19 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     return OK;
 }
 
+// The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
+static Status predict_traffic(Run *r, cJSON *fields) {
+    TrafficInput input = {.layout = &r->layout, .shape = comm_shape(r->comm), .zero = zero_options(&r->config),
+                          .grad_accum = r->config.grad_accum, .overlap = r->config.overlap};
+    Traffic traffic;
+    TRY(traffic_predict(&input, &traffic));
+    cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
+    for (int k = 0; k < COMM_HOST_VALUES; k++)
+        cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
+    cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
+    return OK;
+}
+
 static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
     const Config *c = &r->config;
     double flops = model_flops_per_token(&c->model, c->seq_len);
@@ -587,6 +606,7 @@ static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
+    TRY(predict_traffic(r, fields));
     log_event(r->log, "start", fields);
     return OK;
 }
@@ -632,9 +652,13 @@ static Status run_training(Run *r) {
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
     run_catch_signals();
+    if (c->trace)
+        TRY(trace_open(r->comm, c->trace));
     Status status = train(r);
-    if (status == OK || status == INTERRUPTED)
+    if (status == OK || status == INTERRUPTED) {
+        TRY(trace_close(r->comm));
         TRY(report_end(r));
+    }
     return status;
 }
 

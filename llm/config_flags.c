@@ -168,6 +168,8 @@ const Flag flags[] = {
     {"verify", GROUP_TOOLS, FIELD(verify), "DIR", 0, 0, 0, 0, 0, "check every byte of a checkpoint, and exit"},
     {"check-replicas-every", GROUP_TOOLS, FIELD(check_replicas_every), "STEPS", "0", 0, 0, WHOLE, 0,
      "compare what ranks hold copies of every so many steps; ends the run with the rank and tensor that differ; 0 = never"},
+    {"trace", GROUP_TOOLS, FIELD(trace), "FILE", 0, 0, 0, 0, 0,
+     "write a timeline of streams, units and waits, for ui.perfetto.dev"},
     {"version", GROUP_TOOLS, FIELD(version), 0, 0, 0, 0, 0, 0, "print the version, and exit"},
     {"help", GROUP_TOOLS, FIELD(help), 0, 0, 0, 0, 0, 0, "print this, and exit"},
 };
