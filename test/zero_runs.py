@@ -70,11 +70,20 @@ def covering_set():
 
 
 def full_product():
-    """Every class with every stage and variant: for dev/matrix.py."""
+    """Every class that differs (fp32 has one gradient dtype, one rank has one group) in every stage, for dev/matrix.py.
+    Clipping, optimizer and the variants of SAME take turns."""
     variants = [dict(zip(SAME, values)) for values in itertools.product(*SAME.values())]
-    for values in itertools.product(*BITS.values()):
-        bits = dict(zip(BITS, values))
-        yield bits, [{**bits, **same, "stage": stage} for stage in STAGES for same in variants]
+    random.Random(9).shuffle(variants)
+    variant = itertools.cycle(variants)
+    turns = itertools.cycle(itertools.product(BITS["clip"], BITS["optimizer"]))
+    factors = {name: values for name, values in BITS.items() if name not in ("clip", "optimizer")}
+    for values in itertools.product(*factors.values()):
+        bits = dict(zip(factors, values))
+        if (bits["dtype"] == "fp32" and "param" in (bits["grad"], bits["reduce"])) or (
+                bits["ranks"] == 1 and bits["group"] == "part"):
+            continue
+        bits["clip"], bits["optimizer"] = next(turns)
+        yield bits, [{**bits, **next(variant), "stage": stage} for stage in STAGES]
 
 
 def same_bits(bits, stage):
