@@ -16,6 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
 
+HEADROOM = 1.45  # of an axis, for its legend
 WARM_UP = 2  # steps that are not timed: they touch memory for the first time
 STATES = ("parameters", "gradients", "optimizer")
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -193,14 +194,14 @@ def markdown(by_rate):
     runs = next(iter(by_rate.values()))
     start = runs[0].start
     batch, precision = start["batch"], start["precision"]
+    kept, sent = (precision["dtype"] if precision[k] == "param" else "fp32" for k in ("grad_dtype", "reduce_dtype"))
     everything = [r for group in by_rate.values() for r in group]
     textbook = ("Textbook for model states: Rajbhandari et al. 2020. Measured states are more by the layout's padding; slots "
                 "hold one gathered unit or one unit's gradient each.")
     parts = [
         "# ZeRO stages compared", "",
         f"{start['model']['model']}: Ψ = {start['n_params']:,} parameters, {start['model']['layers']} layers, "
-        f"N = {start['ranks']} ranks, {precision['dtype']} (gradients kept in {precision['grad_dtype']}, sent in "
-        f"{precision['reduce_dtype']}).",
+        f"N = {start['ranks']} ranks, {precision['dtype']} (gradients kept in {kept}, sent in {sent}).",
         f"Global batch {batch['global_batch']} = micro {batch['micro_batch']} · grad_accum {batch['grad_accum']} · ranks "
         f"{start['ranks']} sequences of {start['model']['seq_len']} tokens, {len(runs[0].steps)} steps. {start['device']}.", "",
         f"- Same bits? {bits_verdict(everything)[1]}.",
@@ -222,23 +223,25 @@ def markdown(by_rate):
 
 # ---- picture ----
 
-def draw_bars(axis, runs, parts, scale, labels=True):
+def draw_bars(axis, runs, parts, scale):
     """Stacked bars: parts is [(label, colour, value of a run)]."""
     bottom = [0.0] * len(runs)
     for label, colour, value in parts:
         heights = [scale * value(r) for r in runs]
+        if not any(heights):
+            continue
         axis.bar(range(len(runs)), heights, 0.62, bottom=bottom, color=colour, label=label)
         bottom = [a + b for a, b in zip(bottom, heights)]
     axis.set_xticks(range(len(runs)))
     axis.set_xticklabels([r.name for r in runs], rotation=30 if len(runs) > 5 else 0, ha="right" if len(runs) > 5 else "center")
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
-    axis.set_ylim(0, 1.32 * max(max(bottom), 1e-9))
+    axis.set_ylim(0, HEADROOM * max(max(bottom), 1e-9))
 
 
 def mark(axis, values, label):
     for i, value in enumerate(values):
-        axis.plot([i - 0.4, i + 0.4], [value, value], "k--" if i else "k--", linewidth=1.4, label=label if i == 0 else None)
+        axis.plot([i - 0.4, i + 0.4], [value, value], "k--", linewidth=1.4, label=label if i == 0 else None)
 
 
 def draw_memory(axis, runs):
@@ -273,10 +276,14 @@ def draw_time(axis, runs):
 
 
 def draw_loss(axis, runs):
-    for i, r in enumerate(runs):  # the same bits lie on each other: dashes let each show
-        axis.plot([e["step"] for e in r.steps], [e["loss"] for e in r.steps], linewidth=2.2,
-                  linestyle=(3 * i, (3, 3 * max(len(runs) - 1, 1))), label=r.name)
+    lines = {}
+    for r in runs:
+        lines.setdefault(tuple((e["step"], e["loss"]) for e in r.steps), []).append(r.name)
+    for points, names in lines.items():
+        label = f"all {len(names)} runs: the same" if len(lines) == 1 else ", ".join(names)
+        axis.plot(*zip(*points), linewidth=2, label=label)
     axis.set_title("loss")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("step")
     axis.grid(alpha=0.3)
 
@@ -289,7 +296,7 @@ def draw_bandwidths(axis, by_rate):
         axis.bar([x + (i - (len(names) - 1) / 2) * width for x in range(len(values))], values, width, label=name)
     axis.set_xticks(range(len(by_rate)))
     axis.set_xticklabels(by_rate)
-    axis.set_ylim(0, 1.32 * max(r.tokens_per_s for runs in by_rate.values() for r in runs))
+    axis.set_ylim(0, HEADROOM * max(r.tokens_per_s for runs in by_rate.values() for r in runs))
     axis.set_title("tokens/s by bandwidth of the links")
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
@@ -307,7 +314,7 @@ def draw(by_rate):
     else:
         draw_bandwidths(axes[1, 1], by_rate)
     for axis in axes.flat:
-        axis.legend(fontsize=8, ncols=2, loc="upper right")
+        axis.legend(fontsize=8, ncols=2, loc="upper right", framealpha=1)
     figure.suptitle(f"{start['model']['model']}, Ψ = {start['n_params'] / 1e6:.1f} M, N = {start['ranks']} ranks, "
                     f"{start['precision']['dtype']}")
     return figure
