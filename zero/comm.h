@@ -83,6 +83,7 @@ int comm_size(const Comm *comm);
 CommShape comm_shape(const Comm *comm);
 
 void comm_set_step(Comm *comm, int64_t step);  // for messages; 0: outside of any step
+int64_t comm_step(const Comm *comm);
 
 // full (S·len) = the group's shards (len) in rank order. `shard` may lie inside `full` at its own place. `what` names
 // the collective in messages ("unit 3").

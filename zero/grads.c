@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "llm/hooks.h"
 #include "zero/trace.h"
 
 // An fp32 buffer in which one unit's gradient of one micro-batch is formed.
@@ -25,6 +26,8 @@ struct Grads {
     Event **reduced;          // the unit's reduction is done (reduce stream)
     bool first, last;         // of the step's micro-batches
     char (*names)[16];
+    GradsInspect inspect;     // NULL: nobody looks
+    void *inspect_context;
 };
 
 static bool sharded(const Grads *g) {
@@ -43,6 +46,10 @@ static Status open_slots(Grads *g) {
     if (l->n_units > 3)
         TRY(device_alloc(g->device, MEM_SLOTS, "block b gradient", (size_t)l->max_block_len * 4,
                          (void **)&g->slots[SLOT_BLOCK_B].memory));
+    hook_poison(g->compute, g->slots[SLOT_ENDS].memory, (size_t)l->ends_len * 4);
+    hook_poison(g->compute, g->slots[SLOT_BLOCK_A].memory, (size_t)l->max_block_len * 4);
+    if (l->n_units > 3)
+        hook_poison(g->compute, g->slots[SLOT_BLOCK_B].memory, (size_t)l->max_block_len * 4);
     for (int i = 0; i < N_SLOTS; i++) {
         g->slots[i].unit = -1;
         TRY(event_create(g->device, &g->slots[i].released));
@@ -100,13 +107,34 @@ void grads_close(Grads *g) {
     free(g);
 }
 
+static char *at(const Grads *g, int64_t element) {
+    return (char *)g->memory + (size_t)element * dtype_bytes(g->options.grad_dtype);
+}
+
+// Tests: the last step's sums must not be read in this step. Gaps of gradients that are formed in place are zero and
+// stay zero.
+static void poison_sums(Grads *g) {
+    for (int u = 0; HOOKS && u < g->layout->n_units; u++) {
+        const UnitLayout *unit = &g->layout->units[u];
+        if (!g->slots_used)
+            hook_poison_tensors(g->compute, &unit->spec, at(g, unit->full_offset), g->options.grad_dtype);
+        else if (sharded(g))
+            hook_poison(g->compute, at(g, unit->shard_offset), (size_t)unit->shard_len * dtype_bytes(g->options.grad_dtype));
+        else
+            hook_poison(g->compute, at(g, unit->full_offset), (size_t)unit->full_len * dtype_bytes(g->options.grad_dtype));
+    }
+}
+
 void grads_begin_micro_batch(Grads *g, bool first, bool last) {
     g->first = first;
     g->last = last;
+    if (first)
+        poison_sums(g);
 }
 
-static char *at(const Grads *g, int64_t element) {
-    return (char *)g->memory + (size_t)element * dtype_bytes(g->options.grad_dtype);
+void grads_inspect(Grads *g, GradsInspect inspect, void *context) {
+    g->inspect = inspect;
+    g->inspect_context = context;
 }
 
 // The gaps between tensors and the padding after them count in sums over a shard, so they must be zero. A slot that held
@@ -149,6 +177,9 @@ void grads_reduce(Grads *g, int u) {
     float *formed = g->slots_used ? slot_of(g, u)->memory : (float *)(void *)at(g, unit->full_offset);
     bool travels = g->last || sharded(g);
 
+    hook_gradient(g->compute, comm_rank(g->comm), u, comm_step(g->comm), formed);
+    if (g->inspect)
+        g->inspect(g->inspect_context, u, formed);
     trace_end(g->compute);
     if (!travels && !g->slots_used)
         return;  // accumulated in place
@@ -176,8 +207,10 @@ void grads_reduce(Grads *g, int u) {
         }
     }
     trace_end(g->reduce);
-    if (g->slots_used)
+    if (g->slots_used) {
+        hook_poison_tensors(g->reduce, &unit->spec, formed, DTYPE_FP32);
         event_record(slot_of(g, u)->released, g->reduce);
+    }
     if (g->last)
         event_record(g->reduced[u], g->reduce);
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "llm/hooks.h"
 #include "zero/trace.h"
 
 // A buffer that holds one gathered unit (stage 3).
@@ -121,10 +122,12 @@ static void gather(Params *p, int u) {
         return;
     stream_wait(p->gather, slot->released);
     stream_wait(p->gather, p->updated);
+    const UnitLayout *unit = &p->layout->units[u];
+    hook_poison(p->gather, slot->memory, (size_t)unit->full_len * dtype_bytes(p->options.dtype));
     trace_begin(p->gather, "gather unit", u);
-    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, params_shard(p, u), p->layout->units[u].shard_len,
-                    p->options.dtype);
+    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, params_shard(p, u), unit->shard_len, p->options.dtype);
     trace_end(p->gather);
+    hook_poison_gaps(p->gather, &unit->spec, unit->full_len, slot->memory, p->options.dtype);
     event_record(slot->ready, p->gather);
     slot->unit = u;
 }
@@ -165,14 +168,27 @@ void params_release(Params *p, int u) {
         event_record(slot_of(p, 0)->released, p->compute);
 }
 
+// Stages 1, 2: what the all-gather is about to bring must not be read before it is there.
+static void poison_others(Params *p, int u) {
+    const UnitLayout *unit = &p->layout->units[u];
+    for (int s = 0; HOOKS && s < p->layout->group; s++)
+        if (s != p->layout->shard)
+            hook_poison(p->gather, at(p, unit->full_offset + s * unit->shard_len),
+                        (size_t)unit->shard_len * dtype_bytes(p->options.dtype));
+}
+
 void params_publish(Params *p, int u) {
-    event_record(p->updated, p->compute);
     if (sharded(p)) {
         ParamSlot *slot = slot_of(p, u);
-        if (slot->unit == u)
+        if (slot->unit == u) {
             slot->unit = -1;  // what was gathered is out of date
-    } else if (p->options.stage > 0) {
+            hook_poison(p->compute, slot->memory, (size_t)p->layout->units[u].full_len * dtype_bytes(p->options.dtype));
+        }
+    }
+    event_record(p->updated, p->compute);
+    if (!sharded(p) && p->options.stage > 0) {
         stream_wait(p->gather, p->updated);
+        poison_others(p, u);
         trace_begin(p->gather, "gather unit", u);
         comm_all_gather(p->comm, p->gather, p->names[u], unit_memory(p, u), params_shard(p, u),
                         p->layout->units[u].shard_len, p->options.dtype);
