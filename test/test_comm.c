@@ -180,6 +180,8 @@ static void test_shapes(void **state) {
     assert_ok(comm_shape_make(&world, 0, 0, &shape));
     assert_int_equal(shape.shard_group, 12);
     assert_int_equal(shape.reduce_group, 4);
+    assert_ok(comm_shape_make(&(CommWorld){.size = 12, .host_group = 1}, 0, 0, &shape));
+    assert_int_equal(shape.reduce_group, 12);  // one rank a host
     assert_ok(comm_shape_make(&world, 3, 0, &shape));
     assert_int_equal(shape.shard_group, 3);
     assert_int_equal(shape.reduce_group, 3);
