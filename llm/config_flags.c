@@ -166,6 +166,9 @@ const Flag flags[] = {
     {"hash", GROUP_TOOLS, FIELD(hash), "DIR", 0, 0, 0, 0, 0,
      "print the hashes of a checkpoint's weights and state, and exit"},
     {"verify", GROUP_TOOLS, FIELD(verify), "DIR", 0, 0, 0, 0, 0, "check every byte of a checkpoint, and exit"},
+    {"export-hf", GROUP_TOOLS, FIELD(export_hf), "DIR", 0, 0, 0, 0, 0,
+     "make DIR of a checkpoint (--resume DIR, or the newest of --out) for Hugging Face transformers, in fp32 or in the "
+     "--dtype given, and exit"},
     {"version", GROUP_TOOLS, FIELD(version), 0, 0, 0, 0, 0, 0, "print the version, and exit"},
     {"help", GROUP_TOOLS, FIELD(help), 0, 0, 0, 0, 0, 0, "print this, and exit"},
 };
