@@ -20,6 +20,7 @@
 #include "zero/checkpoint.h"
 #include "zero/explain.h"
 #include "zero/generate.h"
+#include "zero/hf.h"
 #include "zero/optimizer_state.h"
 #include "zero/plan.h"
 #include "zero/replicas.h"
@@ -452,17 +453,22 @@ static Status open_model(Run *r) {
     return OK;
 }
 
-// Start anew, or from a checkpoint.
+// The checkpoint that --resume means; "" when there is none.
+static Status find_checkpoint(const Config *c, char path[PATH_BYTES]) {
+    *path = '\0';
+    if (strcmp(c->resume, "auto") == 0)
+        return c->out ? checkpoint_newest(c->out, path, PATH_BYTES) : OK;
+    if (strcmp(c->resume, "never") != 0)
+        snprintf(path, PATH_BYTES, "%s", c->resume);
+    return OK;
+}
+
+// Start anew, from a Hugging Face model, or from a checkpoint.
 static Status open_state(Run *r) {
     const Config *c = &r->config;
-    char path[4096] = "", notes[2048] = "";
+    char path[PATH_BYTES], notes[2048] = "";
     snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
-    if (strcmp(c->resume, "auto") == 0) {
-        if (c->out)
-            TRY(checkpoint_newest(c->out, path, sizeof path));
-    } else if (strcmp(c->resume, "never") != 0) {
-        snprintf(path, sizeof path, "%s", c->resume);
-    }
+    TRY(find_checkpoint(c, path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
@@ -472,6 +478,9 @@ static Status open_state(Run *r) {
         TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
         r->last_saved = r->state.step;
+    } else if (c->init_from) {
+        TRY(hf_import(c->init_from, &c->model, &r->layout, r->comm, &r->view.view));
+        TRY(optimizer_state_loaded(r->optimizer));
     } else {
         TRY(optimizer_init(r->optimizer, c->seed));
     }
@@ -613,6 +622,16 @@ static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
 
 // ---- the program ----
 
+static Status run_export(const Config *c) {
+    char path[PATH_BYTES];
+    TRY(find_checkpoint(c, path));
+    if (!*path)
+        return fail_usage("--export-hf needs a checkpoint: give --resume DIR, or --out of a run that has saved one");
+    HfExport options = {.checkpoint = path, .directory = c->export_hf,
+                        .dtype = config_given(c, "dtype") ? c->dtype : DTYPE_FP32};
+    return hf_export(&options, stdout);
+}
+
 static Status run_plan(Run *r) {
     Config *c = &r->config;
     r->n_ranks = c->ranks;
@@ -678,6 +697,8 @@ static Status run(Run *r, int argc, char **argv) {
         return checkpoint_hash(c->hash, stdout);
     if (c->verify)
         return checkpoint_verify(c->verify, stdout);
+    if (c->export_hf)
+        return run_export(c);
     if (!c->plan)
         TRY(comm_start(&r->world));
     r->rank = r->world.rank;
