@@ -69,7 +69,15 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(BUILD)/libzero.a
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libzero.a
 	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
-tests: $(TESTS) $(BUILD)/train_gpt
+# The same program with the hooks that tests need (llm/hooks.h): the few sources that have any, compiled once more; the
+# linker takes these before those of the library.
+HOOKED := $(shell grep -l '"llm/hooks.h"' $(LIB_SRC))
+$(BUILD)/hooks/%.o: %.c
+	@mkdir -p $(@D) && echo "  cc   $< (hooks)" && $(CC) $(CFLAGS) -DTEST_HOOKS -c -o $@ $<
+$(BUILD)/train_gpt_hooks: $(BUILD)/train_gpt.o $(HOOKED:%.c=$(BUILD)/hooks/%.o) $(BUILD)/libzero.a
+	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+tests: $(TESTS) $(BUILD)/train_gpt $(BUILD)/train_gpt_hooks
 test: tests
 	@BUILD=$(BUILD) scripts/run_tests.sh
 bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
@@ -79,4 +87,5 @@ format:
 clean:
 	rm -rf build train_gpt
 
+-include dev/cudasim/cudasim.mk
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -111,6 +111,7 @@ typedef struct Config {
     const char *hash;        // checkpoint directory to hash, or NULL
     const char *verify;      // checkpoint directory to verify, or NULL
     const char *trace;       // file for a Chrome trace, or NULL
+    int64_t check_replicas_every;  // steps; 0 = never
 
     uint32_t given[4];       // bit i: flag i of the table was given (config_flags.c)
 } Config;

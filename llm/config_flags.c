@@ -166,6 +166,10 @@ const Flag flags[] = {
     {"hash", GROUP_TOOLS, FIELD(hash), "DIR", 0, 0, 0, 0, 0,
      "print the hashes of a checkpoint's weights and state, and exit"},
     {"verify", GROUP_TOOLS, FIELD(verify), "DIR", 0, 0, 0, 0, 0, "check every byte of a checkpoint, and exit"},
+    {"check-replicas-every", GROUP_TOOLS, FIELD(check_replicas_every), "STEPS", "0", 0, 0, WHOLE, 0,
+     "compare what ranks hold copies of every so many steps; ends the run with the rank and tensor that differ; 0 = never"},
+    {"trace", GROUP_TOOLS, FIELD(trace), "FILE", 0, 0, 0, 0, 0,
+     "write a timeline of streams, units and waits, for ui.perfetto.dev"},
     {"version", GROUP_TOOLS, FIELD(version), 0, 0, 0, 0, 0, 0, "print the version, and exit"},
     {"help", GROUP_TOOLS, FIELD(help), 0, 0, 0, 0, 0, 0, "print this, and exit"},
 };
