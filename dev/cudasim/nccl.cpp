@@ -102,6 +102,8 @@ void begin(Call &call) {
 }
 
 void check_header(const Call &call, const Message &m) {
+    if (m.moved < sizeof(Header))
+        return;
     Header theirs;
     memcpy(&theirs, m.data.data(), sizeof theirs);
     const Header &ours = call.header;
@@ -135,10 +137,8 @@ Progress move(ncclComm &comm, std::vector<Message *> messages, Progress (Message
 void finish(Call &call) {
     size_t bytes = call.bytes();
     std::vector<const char *> parts;  // what each rank sent, in rank order
-    for (const Message &m : call.receives) {
-        check_header(call, m);
+    for (const Message &m : call.receives)
         parts.push_back(m.data.data() + sizeof(Header));
-    }
     if (parts.empty())
         return;
     size_t result = call.header.kind == ALL_GATHER ? bytes * parts.size() : bytes;
@@ -195,6 +195,9 @@ class Together {
                 receives.push_back(&m);
         }
         Progress sent = move(comm_, sends, &Message::send), received = move(comm_, receives, &Message::receive);
+        for (const Call &call : calls_)
+            for (const Message &m : call.receives)
+                check_header(call, m);  // at once: of a call that differs, the rest may never come
         if (sent == Progress::SOME || received == Progress::SOME)
             last_progress_ = std::chrono::steady_clock::now();
         return sent != Progress::LOST && received != Progress::LOST;

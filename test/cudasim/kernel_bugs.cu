@@ -27,12 +27,13 @@ enum Bug {
     COPY_TOO_LONG,
     STATIC_SHARED_TOO_LARGE,
     DYNAMIC_SHARED_NOT_ALLOWED,
+    OUT_OF_MEMORY,
     BUGS
 };
 const char *const NAMES[BUGS] = {"none", "past_end", "past_tensor", "no_barrier", "no_trailing_barrier", "wrong_mask", "alien_mask",
                                  "uninitialised", "divergent_barrier", "barrier_and_shuffle", "no_fence", "no_syncwarp",
                                  "endless", "use_after_free", "host_touches_device", "copy_too_long",
-                                 "static_shared_too_large", "dynamic_shared_not_allowed"};
+                                 "static_shared_too_large", "dynamic_shared_not_allowed", "out_of_memory"};
 
 enum { ROWS = 4, COLUMNS = 200, THREADS = 128, WARPS = THREADS / 32 };
 
@@ -143,8 +144,12 @@ int main(int n_arguments, char **arguments) {
 
     cudaMemsetAsync(d_done, 0, sizeof(unsigned), s);
     cudaMemcpyAsync(d_in, in.data(), bytes, cudaMemcpyHostToDevice, s);
+    if (bug == OUT_OF_MEMORY) {
+        void *rest;
+        return check(cudaMalloc(&rest, 1 << 20));
+    }
     if (bug == STATIC_SHARED_TOO_LARGE)
-        LAUNCH((hoard), (1, 32, 0, s), );
+        LAUNCH((hoard), (1, 32, 0, s));
     if (bug == DYNAMIC_SHARED_NOT_ALLOWED) {
         LAUNCH((hold), (1, 32, 64 << 10, s), d_copy);
         return check(cudaGetLastError());

@@ -90,6 +90,14 @@ int main(int n_arguments, char **arguments) {
     for (int i = 0; i < N; i++)
         ok = ok && host_sum[i] == want[i];
     printf("%s\n", ok ? "ok" : "WRONG");
-    cudaDeviceSynchronize();
+    for (int i = 0; i < 2; i++) {
+        cudaFreeHost(host_in[i]);
+        cudaFree(in[i]);
+        cudaFree(x[i]);
+        for (cudaEvent_t event : {copied[i], made[i], used[i]})
+            cudaEventDestroy(event);
+    }
+    cudaFree(sum);
+    cudaFreeHost(host_sum);
     return !ok;
 }
