@@ -78,7 +78,7 @@ constexpr int warpSize = 32;
     ::cudasim::launch_kernel(#kernel, ::cudasim::LaunchConfig config, kernel, ##__VA_ARGS__)
 #define CUDASIM_SHARED(type, name, ...)                                           \
     static ::cudasim::SharedArray name##_shared(#name, sizeof(type __VA_ARGS__)); \
-    type(&name) __VA_ARGS__ = *reinterpret_cast<type(*) __VA_ARGS__>(name##_shared.get())
+    auto &name = *reinterpret_cast<type(*) __VA_ARGS__>(name##_shared.get())
 #define CUDASIM_DYN_SHARED(type, name) type *name = static_cast<type *>(::cudasim::dynamic_shared())
 
 #define CUDASIM_HERE          (::cudasim::BarrierSite{__FILE__, __LINE__})

@@ -75,6 +75,9 @@ void at_exit() {
     DeviceWindow window(true);
     device_memory().check_red_zones();
     pinned_memory().check_red_zones();
+    for (const Arena *arena : {&device_memory(), &pinned_memory()})
+        if (settings().leaks && arena->allocated_bytes())
+            fatal("%zu bytes of %s memory are not freed", arena->allocated_bytes(), arena->name());
 }
 
 }  // namespace

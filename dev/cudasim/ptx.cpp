@@ -32,17 +32,17 @@ float fp16_value(uint16_t bits) {
 template <float (*value)(uint16_t)>
 void mma_all(void *const *slots) {
     float a[16][16], b[16][8], c[16][8];  // a(m, k), b(k, n), c(m, n)
-    auto half_of = [](uint32_t word, int half) { return value(static_cast<uint16_t>(word >> 16 * half)); };
+    auto part_of = [](uint32_t word, int part) { return value(static_cast<uint16_t>(word >> 16 * part)); };
     for (int lane = 0; lane < 32; lane++) {
         if (!slots[lane])
             fatal("mma: lane %d has ended", lane);
         auto *slot = static_cast<const MmaSlot *>(slots[lane]);
         int g = lane / 4, t = lane % 4;
-        for (int half = 0; half < 2; half++) {
+        for (int part = 0; part < 2; part++) {
             for (int r = 0; r < 4; r++)
-                a[g + 8 * (r & 1)][2 * t + half + 8 * (r >> 1)] = half_of(slot->a[r], half);
+                a[g + 8 * (r & 1)][2 * t + part + 8 * (r >> 1)] = part_of(slot->a[r], part);
             for (int r = 0; r < 2; r++)
-                b[2 * t + half + 8 * r][g] = half_of(slot->b[r], half);
+                b[2 * t + part + 8 * r][g] = part_of(slot->b[r], part);
         }
         for (int r = 0; r < 4; r++)
             c[g + 8 * (r >> 1)][2 * t + (r & 1)] = slot->c[r];

@@ -45,6 +45,7 @@ Settings read_environment() {
     s.devices = static_cast<int>(number("CUDASIM_DEVICES", 8));
     s.multiprocessors = static_cast<int>(number("CUDASIM_SMS", 2));
     s.protect = number("CUDASIM_PROTECT", 0) != 0;
+    s.leaks = number("CUDASIM_LEAKS", 0) != 0;
     s.timeout_seconds = static_cast<int>(number("CUDASIM_TIMEOUT", 60));
     s.stats_file = getenv("CUDASIM_STATS");
     s.nccl_fail = static_cast<int>(number("CUDASIM_NCCL_FAIL", 0));

@@ -9,6 +9,7 @@
 //   CUDASIM_DEVICES    devices that a process sees (default 8); each process simulates the one it uses
 //   CUDASIM_SMS        multiprocessors that a device says it has (default 2)
 //   CUDASIM_PROTECT    1: device memory is readable only while device work runs; host code that touches it stops
+//   CUDASIM_LEAKS      1: a program that ends with device or pinned memory that it has not freed stops with a message
 //   CUDASIM_TIMEOUT    seconds of CPU time after which a kernel, seconds of silence after which a collective, is stopped
 //                      with its name (default 60)
 //   CUDASIM_STATS      file for the table of dev/cudasim/stats.h, written when the program ends
@@ -29,7 +30,7 @@ struct Settings {
     uint64_t seed;
     size_t memory_bytes;
     int devices, multiprocessors;
-    bool protect;
+    bool protect, leaks;
     int timeout_seconds;
     const char *stats_file;  // NULL: none
     int nccl_fail;           // 0: never
