@@ -4,8 +4,7 @@
 
 #include "llm/cpu/gemm.h"
 
-// Sizes of tiles: what is converted and multiplied at once stays in or near the second-level caches, and the scratch
-// small.
+// Sizes of tiles, so that what is converted and multiplied at once stays in or near the caches, and the scratch small.
 enum {
     TILE_M = 512,          // rows of y or dx (LINEAR_ROW_TILE where rows must be padded)
     TILE_N = 1024,         // columns of y or dx
@@ -64,14 +63,14 @@ static void fill_tile(const Pass *pass, void *to, Dtype to_dtype, Dtype dt, cons
                       int64_t cols) {
     if (pass->dry)
         return;
+    const LinearKernels *kernels = CPU_PICK(linear_kernels);
     int threads = pass->device->threads;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int t = 0; t < threads; t++) {
         int64_t begin, end;
         cpu_cut(rows, 1, threads, t, &begin, &end);
         if (to_dtype != dt)
-            CPU_PICK(linear_kernels)
-                ->widen((float *)to + begin * cols, dt, at(dt, from, begin * ld), ld, end - begin, cols);
+            kernels->widen((float *)to + begin * cols, dt, at(dt, from, begin * ld), ld, end - begin, cols);
         else
             for (int64_t i = begin; i < end; i++)
                 memcpy((char *)to + (size_t)(i * cols) * dtype_bytes(dt), at(dt, from, i * ld),
@@ -100,6 +99,7 @@ static void finish_tile(const Pass *pass, const Product *p, const float *sums, i
                         int64_t cols) {
     if (pass->dry)
         return;
+    const LinearKernels *kernels = CPU_PICK(linear_kernels);
     int threads = pass->device->threads;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int t = 0; t < threads; t++) {
@@ -107,17 +107,17 @@ static void finish_tile(const Pass *pass, const Product *p, const float *sums, i
         cpu_cut(rows, 1, threads, t, &begin, &end);
         int64_t row = i + begin;
         void *c = (char *)p->c + (size_t)(row * p->ldc + j) * dtype_bytes(p->c_dtype);
-        CPU_PICK(linear_kernels)
-            ->finish(c, p->c_dtype, p->ldc, sums + begin * cols, p->dt, at(p->dt, p->bias, j),
-                     at(p->dt, p->residual, row * p->n + j), p->n, end - begin, cols);
+        kernels->finish(c, p->c_dtype, p->ldc, sums + begin * cols, p->dt, at(p->dt, p->bias, j),
+                        at(p->dt, p->residual, row * p->n + j), p->n, end - begin, cols);
     }
 }
 
 static Status product_in_tiles(Pass *pass, const Product *p) {
     Dtype dt = product_dtype(pass, p->dt);
     bool convert = dt != p->dt;
-    bool pad =
-        !gemm_fuses();  // see LINEAR_ROW_TILE; single rows (sampling) are not worth it, and are single in every cut
+    // Where a row's bits depend on the size of the product, every product has the same (LINEAR_ROW_TILE): the last rows
+    // of the tile are whatever is there, and their results are dropped. A single row (sampling) is not worth it.
+    bool pad = !gemm_fuses();
     int64_t tile_m = pad ? LINEAR_ROW_TILE : least(TILE_M, p->m);
     int64_t tile_n = least(TILE_N, p->n), tile_k = least(TILE_K, p->k);
     if (!convert) {  // b is used where it lies, in pieces that are dense
@@ -264,12 +264,13 @@ void cpu_linear_backward_weight(Stream *stream, Dtype dt, float *dw, float *db, 
     run_on(stream, (Work){.weight_product = &p});
     if (!db)
         return;
+    const LinearKernels *kernels = CPU_PICK(linear_kernels);
     int threads = cpu_threads(stream);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int t = 0; t < threads; t++) {
         int64_t begin, end;
         cpu_cut(out, 128, threads, t, &begin, &end);
-        CPU_PICK(linear_kernels)->column_sums(db + begin, dt, at(dt, dy, begin), ld_dy, rows, end - begin, accumulate);
+        kernels->column_sums(db + begin, dt, at(dt, dy, begin), ld_dy, rows, end - begin, accumulate);
     }
 }
 
