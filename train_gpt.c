@@ -16,14 +16,17 @@
 #include "llm/config.h"
 #include "llm/model.h"
 #include "llm/peak.h"
-#include "llm/sampler.h"
 #include "llm/schedule.h"
 #include "zero/checkpoint.h"
 #include "zero/explain.h"
+#include "zero/generate.h"
+#include "zero/hf.h"
 #include "zero/optimizer_state.h"
 #include "zero/plan.h"
 #include "zero/replicas.h"
 #include "zero/run.h"
+#include "zero/trace.h"
+#include "zero/traffic.h"
 
 typedef struct Run {
     Config config;
@@ -47,8 +50,9 @@ typedef struct Run {
     char environment[256];    // what the same bits depend on besides the config
     RunLog *log;
     double *loss_sums;        // (grad_accum) host memory: Σ of the rows' losses of each micro-batch
-    float *logits;            // (V) host memory, for sampling
-    void *sampler_scratch;
+    Generator generator;      // for samples
+    int32_t *prompt;          // (T) tokens of --prompt (else the end-of-text token, or token 0), and room to continue
+    int n_prompt;
     double peak_flops;        // of this rank's device, measured; NAN if it was not
     int64_t end;              // the step after which this run ends: --stop-at, or --steps
     int64_t last_saved;       // step of the last checkpoint; -1: none
@@ -97,7 +101,9 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
     const int32_t *inputs, *targets;
     int64_t n_valid;
     double waited;
+    trace_begin(r->compute, "wait for data", -1);
     TRY(loader_next(loader, &inputs, &targets, &n_valid, &waited));
+    trace_end(r->compute);
     *data_wait_s += waited;
     model_set_batch(r->model, inputs, targets);
     grads_begin_micro_batch(r->grads, micro == 0, micro == c->grad_accum - 1);
@@ -112,6 +118,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
     comm_set_step(r->comm, r->state.step + 1);
+    trace_begin(r->compute, "step", r->state.step + 1);
 
     for (int micro = 0; micro < c->grad_accum; micro++) {
         RunRequest asked;
@@ -135,6 +142,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     r->state.step++;
     r->state.samples += c->global_batch;
 
+    trace_end(r->compute);
     report->step = r->state.step;
     report->steps = r->end;
     report->skipped = r->state.skipped;
@@ -188,70 +196,23 @@ done:
     return status;
 }
 
-static Status next_logits(Run *r, int32_t token, int position) {
-    int head = r->layout.n_units - 1;
-    for (int u = 0; u <= head; u++) {
-        UnitParams w = params_acquire(r->params, u, FORWARD);
-        if (u < head)
-            model_decode(r->model, u, w, token, position);
-        else
-            model_decode_logits(r->model, w, r->logits);
-        params_release(r->params, u);
-    }
-    return stream_sync(r->compute);
-}
-
-// Continue the prompt (or the end-of-text token, or token 0) up to --sample-tokens or the model's context, and print it.
+// Continue the prompt up to --sample-tokens or the model's context, and print it.
 static Status sample(Run *r) {
     const Config *c = &r->config;
-    int room = c->seq_len, n = room;
-    int32_t *tokens = malloc((size_t)room * sizeof *tokens);
-    if (!tokens)
-        return fail("out of host memory");
-    Status status = OK;
-    if (c->prompt) {
-        TRY_GOTO(vocab_encode(r->vocab, c->prompt, tokens, &n), done);
-    } else {
-        n = 1;
-        tokens[0] = vocab_eot(r->vocab) >= 0 ? (int32_t)vocab_eot(r->vocab) : 0;
-    }
-    int prompt_len = n, end = n + (int)c->sample_tokens < room ? n + (int)c->sample_tokens : room;
     SamplerOptions options = {.temperature = c->temperature, .top_k = c->top_k, .top_p = c->top_p,
                               .seed = c->seed + (uint64_t)r->state.step};
-    for (int i = 0; i + 1 < end; i++) {
-        if (tokens[i] < 0 || tokens[i] >= c->model.vocab_size) {
-            status = fail_usage("--prompt: token %d is outside the model's vocabulary of %lld", tokens[i],
-                                (long long)c->model.vocab_size);
-            goto done;
-        }
-        TRY_GOTO(next_logits(r, tokens[i], i), done);
-        if (i + 1 < prompt_len)
-            continue;
-        int32_t next = sampler_pick(&options, (uint64_t)i, r->logits, c->model.vocab_size, r->sampler_scratch);
-        TRY_GOTO(comm_broadcast(r->comm, "sampled token", &next, sizeof next, 0), done);
-        tokens[n++] = next;
-        if (next == vocab_eot(r->vocab))
-            break;
-    }
+    int n = r->n_prompt, end = n + (int)c->sample_tokens < c->seq_len ? n + (int)c->sample_tokens : c->seq_len;
+    int64_t eot = vocab_eot(r->vocab);
+    TRY(generate(&r->generator, &options, r->prompt, &n, end, eot));
     char text[16384];
-    size_t used = 0;
-    for (int i = c->prompt ? 0 : 1; i < n; i++) {
-        size_t bytes;
-        const char *piece = vocab_token(r->vocab, tokens[i], &bytes);
-        if (tokens[i] == vocab_eot(r->vocab) || used + bytes >= sizeof text)
-            break;
-        memcpy(text + used, piece, bytes);
-        used += bytes;
-    }
-    text[used] = '\0';
+    bool begins_with_eot = r->prompt[0] == eot, ends_with_eot = n > 1 && r->prompt[n - 1] == eot;
+    vocab_decode(r->vocab, r->prompt + begins_with_eot, n - begins_with_eot - ends_with_eot, text, sizeof text);
     log_line(r->log, "sample at step %lld:\n%s\n", (long long)r->state.step, text);
     cJSON *fields = cJSON_CreateObject();
     cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
     cJSON_AddStringToObject(fields, "text", text);
     log_event(r->log, "sample", fields);
-done:
-    free(tokens);
-    return status;
+    return OK;
 }
 
 static CheckpointRun checkpoint_run(const Run *r) {
@@ -411,6 +372,27 @@ static Status agree_on_run(Run *r) {
     return comm_agree(r->comm, "training data", r->data);
 }
 
+static Status encode_prompt(Run *r) {
+    const Config *c = &r->config;
+    r->prompt = calloc((size_t)c->seq_len, sizeof *r->prompt);
+    if (!r->prompt)
+        return fail("out of host memory");
+    if (!c->prompt) {
+        r->n_prompt = 1;
+        r->prompt[0] = vocab_eot(r->vocab) >= 0 ? (int32_t)vocab_eot(r->vocab) : 0;
+    } else {
+        r->n_prompt = c->seq_len;
+        TRY(vocab_encode(r->vocab, c->prompt, r->prompt, &r->n_prompt));
+    }
+    if (r->n_prompt == 0)
+        return fail_usage("--prompt is empty: leave it out, and samples begin with nothing");
+    for (int i = 0; i < r->n_prompt; i++)
+        if (r->prompt[i] < 0 || r->prompt[i] >= c->model.vocab_size)
+            return fail_usage("--prompt: token %d is outside the model's vocabulary of %lld", r->prompt[i],
+                              (long long)c->model.vocab_size);
+    return OK;
+}
+
 static Status open_data(Run *r) {
     Config *c = &r->config;
     if (!c->train)
@@ -427,7 +409,8 @@ static Status open_data(Run *r) {
     if (r->val && shards_n_windows(r->val) == 0)
         return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->val, c->seq_len + 1);
     shards_fingerprint(r->train, r->data, sizeof r->data);
-    return vocab_open(shards_path(r->train, 0), &r->vocab);
+    TRY(vocab_open(shards_path(r->train, 0), &r->vocab));
+    return c->sample_every > 0 ? encode_prompt(r) : OK;
 }
 
 static Status open_device(Run *r) {
@@ -462,25 +445,30 @@ static Status open_model(Run *r) {
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
     TRY(device_host_alloc(r->device, "loss sums", (size_t)c->grad_accum * sizeof(double), (void **)&r->loss_sums));
     if (c->sample_every > 0) {
-        size_t vocab = (size_t)c->model.vocab_size;
-        TRY(device_host_alloc(r->device, "logits", vocab * sizeof(float), (void **)&r->logits));
-        TRY(device_host_alloc(r->device, "sampler", vocab * 16, &r->sampler_scratch));
+        r->generator = (Generator){.device = r->device, .compute = r->compute, .comm = r->comm, .model = r->model,
+                                   .params = r->params, .layout = &r->layout, .vocab_size = c->model.vocab_size};
+        TRY(generator_open(&r->generator));
     }
     device_seal(r->device, true);  // nothing is allocated from here on
     return OK;
 }
 
-// Start anew, or from a checkpoint.
+// The checkpoint that --resume means; "" when there is none.
+static Status find_checkpoint(const Config *c, char path[PATH_BYTES]) {
+    *path = '\0';
+    if (strcmp(c->resume, "auto") == 0)
+        return c->out ? checkpoint_newest(c->out, path, PATH_BYTES) : OK;
+    if (strcmp(c->resume, "never") != 0)
+        snprintf(path, PATH_BYTES, "%s", c->resume);
+    return OK;
+}
+
+// Start anew, from a Hugging Face model, or from a checkpoint.
 static Status open_state(Run *r) {
     const Config *c = &r->config;
-    char path[4096] = "", notes[2048] = "";
+    char path[PATH_BYTES], notes[2048] = "";
     snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
-    if (strcmp(c->resume, "auto") == 0) {
-        if (c->out)
-            TRY(checkpoint_newest(c->out, path, sizeof path));
-    } else if (strcmp(c->resume, "never") != 0) {
-        snprintf(path, sizeof path, "%s", c->resume);
-    }
+    TRY(find_checkpoint(c, path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
@@ -490,6 +478,9 @@ static Status open_state(Run *r) {
         TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
         r->last_saved = r->state.step;
+    } else if (c->init_from) {
+        TRY(hf_import(c->init_from, &c->model, &r->layout, r->comm, &r->view.view));
+        TRY(optimizer_state_loaded(r->optimizer));
     } else {
         TRY(optimizer_init(r->optimizer, c->seed));
     }
@@ -506,8 +497,8 @@ static void close_run(Run *r) {
             status_clear();
     loader_close(r->loader);
     log_close(r->log);
-    device_host_free(r->device, r->sampler_scratch);
-    device_host_free(r->device, r->logits);
+    generator_close(&r->generator);
+    free(r->prompt);
     device_host_free(r->device, r->loss_sums);
     optimizer_view_close(&r->view);
     model_close(r->model);
@@ -573,6 +564,19 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     return OK;
 }
 
+// The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
+static Status predict_traffic(Run *r, cJSON *fields) {
+    TrafficInput input = {.layout = &r->layout, .shape = comm_shape(r->comm), .zero = zero_options(&r->config),
+                          .grad_accum = r->config.grad_accum, .overlap = r->config.overlap};
+    Traffic traffic;
+    TRY(traffic_predict(&input, &traffic));
+    cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
+    for (int k = 0; k < COMM_HOST_VALUES; k++)
+        cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
+    cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
+    return OK;
+}
+
 static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
     const Config *c = &r->config;
     double flops = model_flops_per_token(&c->model, c->seq_len);
@@ -611,11 +615,22 @@ static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
+    TRY(predict_traffic(r, fields));
     log_event(r->log, "start", fields);
     return OK;
 }
 
 // ---- the program ----
+
+static Status run_export(const Config *c) {
+    char path[PATH_BYTES];
+    TRY(find_checkpoint(c, path));
+    if (!*path)
+        return fail_usage("--export-hf needs a checkpoint: give --resume DIR, or --out of a run that has saved one");
+    HfExport options = {.checkpoint = path, .directory = c->export_hf,
+                        .dtype = config_given(c, "dtype") ? c->dtype : DTYPE_FP32};
+    return hf_export(&options, stdout);
+}
 
 static Status run_plan(Run *r) {
     Config *c = &r->config;
@@ -656,9 +671,13 @@ static Status run_training(Run *r) {
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
     run_catch_signals();
+    if (c->trace)
+        TRY(trace_open(r->comm, c->trace));
     Status status = train(r);
-    if (status == OK || status == INTERRUPTED)
+    if (status == OK || status == INTERRUPTED) {
+        TRY(trace_close(r->comm));
         TRY(report_end(r));
+    }
     return status;
 }
 
@@ -678,6 +697,8 @@ static Status run(Run *r, int argc, char **argv) {
         return checkpoint_hash(c->hash, stdout);
     if (c->verify)
         return checkpoint_verify(c->verify, stdout);
+    if (c->export_hf)
+        return run_export(c);
     if (!c->plan)
         TRY(comm_start(&r->world));
     r->rank = r->world.rank;

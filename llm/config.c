@@ -1,6 +1,7 @@
 #include "llm/config.h"
 
 #include <ctype.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -216,6 +217,25 @@ int config_compare(const Config *config, const cJSON *saved, char *differences, 
         cJSON_Delete(now);
     }
     return n;
+}
+
+Status model_config_from_json(ModelConfig *model, const cJSON *saved) {
+    Config config = {0};
+    const cJSON *group = cJSON_GetObjectItemCaseSensitive(saved, flag_group_keys[GROUP_MODEL]);
+    for (int i = 0; i < n_flags; i++) {
+        if (flags[i].offset < offsetof(Config, model) || flags[i].offset >= offsetof(Config, model) + sizeof *model)
+            continue;
+        // Of what was derived the table has no range: model_config_check has.
+        Flag flag = flags[i];
+        flag.min = flag.kind == FLAG_FLOAT ? -1e30 : INT_MIN;
+        flag.max = flag.kind == FLAG_FLOAT ? 1e30 : INT_MAX;
+        char key[KEY_BYTES], text[64];
+        value_text(cJSON_GetObjectItemCaseSensitive(group, json_key(&flag, key)), text, sizeof text);
+        TRY(flag_parse(&flag, text, &config));
+    }
+    TRY(model_config_check(&config.model));
+    *model = config.model;
+    return OK;
 }
 
 // ---- text ----

@@ -110,6 +110,7 @@ typedef struct Config {
     double plan_params;      // --params: plan for this many parameters without a model
     const char *hash;        // checkpoint directory to hash, or NULL
     const char *verify;      // checkpoint directory to verify, or NULL
+    const char *export_hf;   // directory to make of a checkpoint for transformers, or NULL
     const char *trace;       // file for a Chrome trace, or NULL
     int64_t check_replicas_every;  // steps; 0 = never
 
@@ -136,6 +137,13 @@ Status model_config_check(const ModelConfig *model);
 Status model_config_preset(ModelConfig *model, const char *name);
 Status model_config_read_hf(ModelConfig *model, const char *path);
 
+// The other way: what transformers reads as config.json, for weights in `dtype`; caller frees. Qwen2ForCausalLM where QKV
+// has a bias, else LlamaForCausalLM, or GPT2LMHeadModel.
+struct cJSON *model_config_to_hf(const ModelConfig *model, Dtype dtype);
+
+// The model in a config that config_to_json wrote.
+Status model_config_from_json(ModelConfig *model, const struct cJSON *saved);
+
 // Whether the user gave the flag (by its long name, without dashes).
 bool config_given(const Config *config, const char *flag);
 
@@ -147,6 +155,9 @@ struct cJSON *config_to_json(const Config *config);                      // for 
 // a saved run; the data are compared by their fingerprint, and ranks, stage and paths may differ. Writes one line a
 // difference ("lr: saved 0.0006, now 0.001") to `differences`; returns their number.
 int config_compare(const Config *config, const struct cJSON *saved, char *differences, size_t differences_bytes);
+
+// The decimal number that was meant by a float: 1e-5, not 9.9999997e-06. Converting it to float gives x again.
+double float_decimal(float x);
 
 // "8 GiB" style text of a byte count, in `text` (at least 16 bytes); returns text.
 char *format_bytes(char *text, size_t text_bytes, double bytes);

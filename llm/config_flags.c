@@ -168,6 +168,11 @@ const Flag flags[] = {
     {"verify", GROUP_TOOLS, FIELD(verify), "DIR", 0, 0, 0, 0, 0, "check every byte of a checkpoint, and exit"},
     {"check-replicas-every", GROUP_TOOLS, FIELD(check_replicas_every), "STEPS", "0", 0, 0, WHOLE, 0,
      "compare what ranks hold copies of every so many steps; ends the run with the rank and tensor that differ; 0 = never"},
+    {"trace", GROUP_TOOLS, FIELD(trace), "FILE", 0, 0, 0, 0, 0,
+     "write a timeline of streams, units and waits, for ui.perfetto.dev"},
+    {"export-hf", GROUP_TOOLS, FIELD(export_hf), "DIR", 0, 0, 0, 0, 0,
+     "make DIR of a checkpoint (--resume DIR, or the newest of --out) for Hugging Face transformers, in fp32 or in the "
+     "--dtype given, and exit"},
     {"version", GROUP_TOOLS, FIELD(version), 0, 0, 0, 0, 0, 0, "print the version, and exit"},
     {"help", GROUP_TOOLS, FIELD(help), 0, 0, 0, 0, 0, 0, "print this, and exit"},
 };

@@ -48,6 +48,13 @@ static void set_number(const Flag *flag, double x, Config *config) {
     }
 }
 
+double float_decimal(float x) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", x);
+    double decimal = strtod(text, NULL);
+    return (float)decimal == x ? decimal : x;
+}
+
 double flag_number(const Flag *flag, const Config *config) {
     const void *field = (const char *)config + flag->offset;
     switch (flag->kind) {
@@ -57,12 +64,7 @@ double flag_number(const Flag *flag, const Config *config) {
         case FLAG_INT64: return (double)*(const int64_t *)field;
         case FLAG_UINT64: return (double)*(const uint64_t *)field;
         case FLAG_REAL: return *(const double *)field;
-        case FLAG_FLOAT: {  // the decimal number that was meant: 1e-5, not 9.9999997e-06
-            char text[32];
-            snprintf(text, sizeof text, "%.7g", *(const float *)field);
-            double x = strtod(text, NULL);
-            return (float)x == *(const float *)field ? x : *(const float *)field;
-        }
+        case FLAG_FLOAT: return float_decimal(*(const float *)field);
         case FLAG_TEXT: break;
     }
     return 0;

@@ -35,7 +35,7 @@ Status fail_context(Status status, const char *format, ...) {
     int n = vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     if (n >= 0 && (size_t)n < sizeof message)
-        snprintf(message + n, sizeof message - (size_t)n, ": %s", inner);
+        snprintf(message + n, sizeof message - (size_t)n, ": %.*s", (int)(sizeof message - (size_t)n), inner);
     return status;
 }
 

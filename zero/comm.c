@@ -31,8 +31,9 @@ Status comm_start(CommWorld *world) {
 #ifdef HAVE_MPI
     return comm_mpi_start(world);
 #else
-    return fail_usage("started with other ranks by mpirun or srun, but this program was built without MPI: install it "
-                      "(scripts/install_deps.sh), make clean and make again");
+    return fail_usage(
+        "started with other ranks by mpirun or srun, but this program was built without MPI: install it "
+        "(scripts/install_deps.sh), make clean and make again");
 #endif
 }
 
@@ -91,19 +92,21 @@ int64_t comm_step(const Comm *comm) {
 // A running hash (FNV-1a) of what is enqueued, in order.
 static void note(Comm *comm, Collective collective, const Stream *stream, const char *what, int64_t len, Dtype dtype) {
     char text[128];
-    int n = snprintf(text, sizeof text, "%d %s %s %lld %d", collective, stream_name(stream), what, (long long)len, dtype);
+    int n =
+        snprintf(text, sizeof text, "%d %s %s %lld %d", collective, stream_name(stream), what, (long long)len, dtype);
     for (int i = 0; i < n && i < (int)sizeof text - 1; i++)
         comm->order_hash = (comm->order_hash ^ (unsigned char)text[i]) * 0x100000001b3u;
     comm->n_issued++;
 }
 
-void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len, Dtype dtype) {
+void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len,
+                     Dtype dtype) {
     note(comm, COMM_ALL_GATHER, stream, what, len, dtype);
     comm->stats.bytes_sent[COMM_ALL_GATHER] += comm_all_gather_bytes(comm->options.shape, len, dtype);
     comm->backend->all_gather(comm, stream, what, full, shard, len, dtype);
 }
-void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
-                         int64_t len, Dtype wire, bool add) {
+void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype,
+                         const float *full, int64_t len, Dtype wire, bool add) {
     note(comm, COMM_REDUCE_SCATTER, stream, what, len, wire);
     comm->stats.bytes_sent[COMM_REDUCE_SCATTER] += comm_reduce_scatter_bytes(comm->options.shape, len, wire);
     comm->stats.bytes_sent[COMM_ALL_REDUCE] += comm_all_reduce_bytes(comm->options.shape, len);

@@ -1,13 +1,14 @@
-// comm: collectives on streams between the ranks of a run. One interface; comm_local (one rank) and comm_mpi (many ranks
-// on CPUs) implement it.
+// comm: collectives on streams between the ranks of a run. One interface; comm_local (one rank) and comm_mpi (many
+// ranks on CPUs) implement it.
 //
-// Collectives are enqueued on a stream and happen in its order; every rank enqueues the same collectives in the same order
-// on the same stream. Reductions are made in fp32 in a fixed order of ranks: within groups of G consecutive ranks in rank
-// order, then over the groups in order, so that the result does not depend on timing, overlap or the size of pieces.
+// Collectives are enqueued on a stream and happen in its order; every rank enqueues the same collectives in the same
+// order on the same stream. Reductions are made in fp32 in a fixed order of ranks: within groups of G consecutive ranks
+// in rank order, then over the groups in order, so that the result does not depend on timing, overlap or the size of
+// pieces.
 //
 // comm counts, per collective, the bytes that this rank sends and the seconds that the compute stream waited for them.
-// A collective in which nothing moves for the timeout, a lost peer and an error of the transport end the run on every rank
-// with one message naming rank, unit, collective and step, and exit status 1: nothing is saved, nothing hangs.
+// A collective in which nothing moves for the timeout, a lost peer and an error of the transport end the run on every
+// rank with one message naming rank, unit, collective and step, and exit status 1: nothing is saved, nothing hangs.
 //
 //     comm_start → device_open → comm_shape_make → comm_open → … → comm_close → comm_stop        comm_abort at any time
 #ifndef ZERO_COMM_H
@@ -21,16 +22,16 @@
 typedef struct CommWorld {
     int rank, size;
     int local_rank, local_size;  // among the ranks of this host
-    int host_group;              // ranks on each host, if all hosts have as many and their ranks are consecutive; else `size`
+    int host_group;  // ranks on each host, if all hosts have as many and their ranks are consecutive; else `size`
 } CommWorld;
 
-// Learn who this rank is, before anything else is opened. MPI is started only if mpirun or srun started this process with
-// others; a process by itself is rank 0 of 1. Fails when it was started with others but cannot talk to them.
+// Learn who this rank is, before anything else is opened. MPI is started only if mpirun or srun started this process
+// with others; a process by itself is rank 0 of 1. Fails when it was started with others but cannot talk to them.
 Status comm_start(CommWorld *world);
 // The end of a run that went well: waits for all ranks. After a failure, comm_abort.
 void comm_stop(void);
-// End every rank, with this thread's message as the last one and `status` as the exit status. Ranks that fail alike print
-// one message. Works before comm_start as well.
+// End every rank, with this thread's message as the last one and `status` as the exit status. Ranks that fail alike
+// print one message. Works before comm_start as well.
 _Noreturn void comm_abort(Status status);
 
 // How N ranks share the work of a reduction and the pieces of a unit.
@@ -40,7 +41,8 @@ typedef struct CommShape {
     int reduce_group;  // G: what is added first. S < N (hybrid sharding): G = S
 } CommShape;
 
-// 0 means: S = N, and G = S in hybrid sharding, else world->host_group. Checks that S and G divide N.
+// 0 means: S = N, and G = S in hybrid sharding, else world->host_group, or N where each host has one rank: groups of one
+// and a group of all add in the same order, but the sums of groups travel in fp32. Checks that S and G divide N.
 Status comm_shape_make(const CommWorld *world, int shard_group, int reduce_group, CommShape *shape);
 
 // ---- a communicator ----
@@ -48,8 +50,8 @@ Status comm_shape_make(const CommWorld *world, int shard_group, int reduce_group
 typedef enum Collective {
     COMM_ALL_GATHER,
     COMM_REDUCE_SCATTER,
-    COMM_ALL_REDUCE,  // hybrid sharding: the part of a reduction that crosses shard groups
-    COMM_HOST_VALUES, // the few numbers a step agrees on
+    COMM_ALL_REDUCE,   // hybrid sharding: the part of a reduction that crosses shard groups
+    COMM_HOST_VALUES,  // the few numbers a step agrees on
     COMM_COLLECTIVES
 } Collective;
 
@@ -71,7 +73,8 @@ typedef struct CommStats {
     double cpu_seconds;                    // of the thread that moves messages
 } CommStats;
 
-// Open what fits the shape: comm_local for one rank, else comm_mpi. Collective. `compute` is the stream whose waits count.
+// Open what fits the shape: comm_local for one rank, else comm_mpi. Collective. `compute` is the stream whose waits
+// count.
 Status comm_open(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
 void comm_close(Comm *comm);  // NULL is fine
 
@@ -82,15 +85,16 @@ CommShape comm_shape(const Comm *comm);
 void comm_set_step(Comm *comm, int64_t step);  // for messages; 0: outside of any step
 int64_t comm_step(const Comm *comm);
 
-// full (S·len) = the group's shards (len) in rank order. `shard` may lie inside `full` at its own place. `what` names the
-// collective in messages ("unit 3").
-void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len, Dtype dtype);
+// full (S·len) = the group's shards (len) in rank order. `shard` may lie inside `full` at its own place. `what` names
+// the collective in messages ("unit 3").
+void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len,
+                     Dtype dtype);
 
 // shard (len, shard_dtype) = own cut of Σ over all ranks of full (S·len, fp32), reduced as described above. Each rank's
 // addends are rounded to `wire`; the result is rounded to `wire` and then to shard_dtype. add: shard = round(shard +
 // result). `shard` may be the own cut of `full` itself. At most one stream reduces.
-void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
-                         int64_t len, Dtype wire, bool add);
+void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype,
+                         const float *full, int64_t len, Dtype wire, bool add);
 
 // Host values, for the few numbers a step agrees on. Blocking.
 Status comm_sum(Comm *comm, const char *what, double *values, int n);  // in rank order, the same bits on every rank
@@ -112,9 +116,9 @@ void comm_stats_reset(Comm *comm);
 // ---- what it costs: pure functions, for the planner and for tests ----
 
 // Bytes that one rank sends. A reduction sends comm_reduce_scatter_bytes + comm_all_reduce_bytes.
-int64_t comm_all_gather_bytes(CommShape shape, int64_t len, Dtype dtype);    // (S-1)·len elements
-int64_t comm_reduce_scatter_bytes(CommShape shape, int64_t len, Dtype wire); // S = N = G: (N-1)·len elements
-int64_t comm_all_reduce_bytes(CommShape shape, int64_t len);                 // (N/S-1)·len fp32 elements
+int64_t comm_all_gather_bytes(CommShape shape, int64_t len, Dtype dtype);     // (S-1)·len elements
+int64_t comm_reduce_scatter_bytes(CommShape shape, int64_t len, Dtype wire);  // S = N = G: (N-1)·len elements
+int64_t comm_all_reduce_bytes(CommShape shape, int64_t len);                  // (N/S-1)·len fp32 elements
 // What comm_open allocates (MEM_STAGING "reduction").
 size_t comm_staging_bytes(const CommOptions *options);
 

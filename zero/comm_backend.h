@@ -6,9 +6,10 @@
 
 typedef struct CommBackend {
     void (*close)(Comm *comm);
-    void (*all_gather)(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len, Dtype dtype);
-    void (*reduce_scatter)(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
-                           int64_t len, Dtype wire, bool add);
+    void (*all_gather)(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len,
+                       Dtype dtype);
+    void (*reduce_scatter)(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype,
+                           const float *full, int64_t len, Dtype wire, bool add);
     Status (*sum)(Comm *comm, const char *what, double *values, int n);
     Status (*max)(Comm *comm, const char *what, double *values, int n);
     Status (*sum_u128)(Comm *comm, const char *what, unsigned __int128 *values, int n);
@@ -20,14 +21,14 @@ typedef struct CommBackend {
 struct Comm {
     const CommBackend *backend;
     Device *device;
-    Stream *compute;       // its waits are counted
+    Stream *compute;  // its waits are counted
     CommOptions options;
     int rank, size;
     int64_t step;
     CommStats stats;
     double cpu_at_reset;
-    int64_t n_issued;      // collectives since comm_check_order
-    uint64_t order_hash;   // of them, in order
+    int64_t n_issued;     // collectives since comm_check_order
+    uint64_t order_hash;  // of them, in order
 };
 
 Status comm_open_local(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
@@ -44,6 +45,6 @@ double comm_clock(void);  // seconds of a clock that never jumps
 // The elements of each cut that a reduction of many ranks handles at a time.
 int64_t comm_piece_len(const CommOptions *options);
 int64_t comm_piece_bytes(const CommOptions *options);  // the longest message of other collectives
-enum { LOCAL_PIECE_LEN = 1 << 20 };  // the same with one rank
+enum { LOCAL_PIECE_LEN = 1 << 20 };                    // the same with one rank
 
 #endif

@@ -76,7 +76,8 @@ Status comm_open_local(Device *device, Stream *compute, const CommOptions *optio
     CommLocal *comm = calloc(1, sizeof *comm);
     if (!comm)
         return fail("out of host memory");
-    comm->base = (Comm){.backend = &local_backend, .device = device, .compute = compute, .options = *options, .size = 1};
+    comm->base =
+        (Comm){.backend = &local_backend, .device = device, .compute = compute, .options = *options, .size = 1};
     Status status = device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(options), &comm->piece);
     if (status != OK) {
         free(comm);

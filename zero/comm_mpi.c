@@ -6,7 +6,9 @@
 #include <string.h>
 
 MpiJob mpi_job(const MpiCall *call, Collective collective) {
-    MpiJob job = {.lane = call->lane, .collective = collective_names[collective], .step = call->step,
+    MpiJob job = {.lane = call->lane,
+                  .collective = collective_names[collective],
+                  .step = call->step,
                   .timeout = call->comm->base.options.timeout};
     memcpy(job.what, call->what, sizeof job.what);
     return job;
@@ -25,7 +27,8 @@ static int lane_of(CommMpi *comm, Stream *stream) {
     return comm->n_lanes++;
 }
 
-void mpi_enqueue(CommMpi *comm, Stream *stream, const char *what, Status (*function)(void *), MpiCall *call, size_t bytes) {
+void mpi_enqueue(CommMpi *comm, Stream *stream, const char *what, Status (*function)(void *), MpiCall *call,
+                 size_t bytes) {
     call->comm = comm;
     call->step = comm->base.step;
     call->lane = lane_of(comm, stream);
@@ -52,8 +55,8 @@ enum { GATHER_SEND, GATHER_RECEIVE };
 
 static MpiMessage piece_message(const Gather *g, int place, const char *shard, int64_t piece) {
     int64_t at = piece * g->piece_bytes, left = g->shard_bytes - at;
-    return (MpiMessage){.peer = g->first + place, .data = (char *)shard + at,
-                        .bytes = left < g->piece_bytes ? left : g->piece_bytes};
+    return (MpiMessage){
+        .peer = g->first + place, .data = (char *)shard + at, .bytes = left < g->piece_bytes ? left : g->piece_bytes};
 }
 
 // Round k: to the k-th rank after this one, from the k-th before it.
@@ -87,9 +90,13 @@ static Status run_all_gather(void *arguments) {
 static void mpi_all_gather(Comm *base, Stream *stream, const char *what, void *full, const void *shard, int64_t len,
                            Dtype dtype) {
     int n = base->options.shape.shard_group;
-    Gather g = {.full = full, .shard = shard, .shard_bytes = len * (int64_t)dtype_bytes(dtype),
+    Gather g = {.full = full,
+                .shard = shard,
+                .shard_bytes = len * (int64_t)dtype_bytes(dtype),
                 .piece_bytes = comm_piece_bytes(&base->options),
-                .first = base->rank / n * n, .n = n, .own = base->rank % n};
+                .first = base->rank / n * n,
+                .n = n,
+                .own = base->rank % n};
     g.n_pieces = (g.shard_bytes + g.piece_bytes - 1) / g.piece_bytes;
     mpi_enqueue((CommMpi *)base, stream, what, run_all_gather, &g.call, sizeof g);
 }
@@ -122,17 +129,19 @@ Status comm_open_mpi(Device *device, Stream *compute, const CommOptions *options
     if (!comm)
         return fail("out of host memory");
     int n = options->shape.n_ranks, rank = mpi_world_rank();
-    comm->base = (Comm){.backend = &mpi_backend, .device = device, .compute = compute, .options = *options,
-                        .rank = rank, .size = n};
+    comm->base = (Comm){
+        .backend = &mpi_backend, .device = device, .compute = compute, .options = *options, .rank = rank, .size = n};
     Status status = OK;
     comm->addends = calloc((size_t)n, sizeof *comm->addends);
     if (!comm->addends) {
         status = fail("out of host memory");
         goto failed;
     }
-    TRY_GOTO(device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(options), (void **)&comm->staging), failed);
+    TRY_GOTO(device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(options), (void **)&comm->staging),
+             failed);
     if (rank == 0)
-        TRY_GOTO(device_host_alloc(device, "host values", (size_t)n * HOST_PIECE_BYTES, (void **)&comm->values), failed);
+        TRY_GOTO(device_host_alloc(device, "host values", (size_t)n * HOST_PIECE_BYTES, (void **)&comm->values),
+                 failed);
     *comm_out = &comm->base;
     return OK;
 failed:

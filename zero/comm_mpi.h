@@ -12,9 +12,9 @@ typedef struct CommMpi {
     // reductions
     const Stream *reduces;  // the stream that owns the staging
     char *staging;
-    Addend *addends;        // room for the addends of one sum
+    Addend *addends;  // room for the addends of one sum
     // host values
-    char *values;           // rank 0: (N, HOST_PIECE_BYTES), what the ranks sent
+    char *values;  // rank 0: (N, HOST_PIECE_BYTES), what the ranks sent
 } CommMpi;
 
 enum { HOST_PIECE_BYTES = 1 << 16 };
@@ -31,7 +31,8 @@ typedef struct MpiCall {
 MpiJob mpi_job(const MpiCall *call, Collective collective);
 
 // Fill in `call`, the first member of the arguments (bytes), and run function(arguments) on the stream.
-void mpi_enqueue(CommMpi *comm, Stream *stream, const char *what, Status (*function)(void *), MpiCall *call, size_t bytes);
+void mpi_enqueue(CommMpi *comm, Stream *stream, const char *what, Status (*function)(void *), MpiCall *call,
+                 size_t bytes);
 
 void mpi_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
                         int64_t len, Dtype wire, bool add);

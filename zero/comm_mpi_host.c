@@ -7,8 +7,8 @@
 typedef struct Star {
     MpiJob job;
     int rank, n, root;
-    char *values;    // (bytes) this rank's, then the result
-    char *collected; // root: (n, bytes), what each rank sent
+    char *values;     // (bytes) this rank's, then the result
+    char *collected;  // root: (n, bytes), what each rank sent
     int64_t bytes;
 } Star;
 
@@ -80,13 +80,17 @@ static int64_t run_star(Star *s, bool collects, Combine *combine) {
 
 static Star make_star(const Comm *comm, const char *collective, const char *what, int root) {
     Star s = {.job = {.collective = collective, .step = comm->step, .timeout = comm->options.timeout},
-              .rank = comm->rank, .n = comm->size, .root = root, .collected = ((const CommMpi *)comm)->values};
+              .rank = comm->rank,
+              .n = comm->size,
+              .root = root,
+              .collected = ((const CommMpi *)comm)->values};
     snprintf(s.job.what, sizeof s.job.what, "%s", what);
     return s;
 }
 
 // In pieces: of HOST_PIECE_BYTES where the root needs room for those of all ranks.
-static void over_ranks(Comm *comm, Star *s, bool collects, Combine *combine, void *values, size_t bytes, size_t piece_bytes) {
+static void over_ranks(Comm *comm, Star *s, bool collects, Combine *combine, void *values, size_t bytes,
+                       size_t piece_bytes) {
     double start = comm_clock();
     for (size_t at = 0; at < bytes; at += piece_bytes) {
         s->values = (char *)values + at;
@@ -128,7 +132,10 @@ enum { STOP_SECONDS = 60 };
 void comm_mpi_stop(void) {
     char nothing = 0;  // messages of no bytes
     Star s = {.job = {.collective = "barrier", .what = "the end of the run", .timeout = STOP_SECONDS},
-              .rank = mpi_world_rank(), .n = mpi_world_size(), .values = &nothing, .collected = &nothing};
+              .rank = mpi_world_rank(),
+              .n = mpi_world_size(),
+              .values = &nothing,
+              .collected = &nothing};
     run_star(&s, true, NULL);
     mpi_thread_stop();
 }

@@ -1,7 +1,7 @@
 // Reduce-scatter in two levels (who adds what: comm_shape.c), piece by piece.
 //
-// A piece is elements [k·piece_len, (k+1)·piece_len) of every cut. The stream's worker adds piece k while the MPI thread
-// moves piece k+1: every staging buffer is there twice, for even and odd pieces.
+// A piece is elements [k·piece_len, (k+1)·piece_len) of every cut. The stream's worker adds piece k while the MPI
+// thread moves piece k+1: every staging buffer is there twice, for even and odd pieces.
 #include <string.h>
 
 #include "zero/comm_mpi.h"
@@ -20,16 +20,16 @@ typedef struct ReduceCall {
 typedef struct Reduction {
     ReduceCall args;
     MpiJob job;
-    int group_size, n_groups;   // G, M
-    int group, local;           // this rank is group·G + local
-    int n_cuts;                 // cuts that each local peer adds up: M, or 1 in hybrid sharding
+    int group_size, n_groups;  // G, M
+    int group, local;          // this rank is group·G + local
+    int n_cuts;                // cuts that each local peer adds up: M, or 1 in hybrid sharding
     int64_t piece_len, n_pieces;
-    int64_t n_level1, n_level2; // messages a piece, each way
+    int64_t n_level1, n_level2;  // messages a piece, each way
     // staging, each for even and odd pieces: [parity]
-    char *to_send[2];           // (G-1, n_cuts, piece_len) wire: addends that had to be converted, by round
-    char *received[2];          // (G-1, n_cuts, piece_len) wire: addends of the neighbours, by round
-    float *partial[2];          // (n_cuts, piece_len): sums of this group
-    float *partials[2];         // (M-1, piece_len): sums of other groups for the own cut, by round
+    char *to_send[2];    // (G-1, n_cuts, piece_len) wire: addends that had to be converted, by round
+    char *received[2];   // (G-1, n_cuts, piece_len) wire: addends of the neighbours, by round
+    float *partial[2];   // (n_cuts, piece_len): sums of this group
+    float *partials[2];  // (M-1, piece_len): sums of other groups for the own cut, by round
 } Reduction;
 
 static bool converts(const Reduction *r) {
@@ -66,7 +66,9 @@ typedef struct Place {
 
 static Place place_of(int64_t i, int64_t n_a_piece, int n_cuts) {
     int64_t in_piece = i % n_a_piece;
-    return (Place){.piece = i / n_a_piece, .in_piece = in_piece, .round = 1 + (int)(in_piece / n_cuts),
+    return (Place){.piece = i / n_a_piece,
+                   .in_piece = in_piece,
+                   .round = 1 + (int)(in_piece / n_cuts),
                    .cut = (int)(in_piece % n_cuts)};
 }
 
@@ -76,7 +78,8 @@ static MpiMessage send_addend(const void *context, int64_t i) {
     int to = (r->local + p.round) % r->group_size;
     const void *data = converts(r) ? buffer(r, r->to_send[p.piece % 2], p.in_piece, r->args.wire)
                                    : (const void *)own_addend(r, to, p.cut, p.piece);
-    return (MpiMessage){.peer = r->group * r->group_size + to, .data = (void *)data,
+    return (MpiMessage){.peer = r->group * r->group_size + to,
+                        .data = (void *)data,
                         .bytes = piece_size(r, p.piece) * (int64_t)dtype_bytes(r->args.wire)};
 }
 static MpiMessage receive_addend(const void *context, int64_t i) {
@@ -88,8 +91,8 @@ static MpiMessage receive_addend(const void *context, int64_t i) {
                         .bytes = piece_size(r, p.piece) * (int64_t)dtype_bytes(r->args.wire)};
 }
 
-// Level 2, between ranks with the same local index: round k sends to the k-th group after this one (its cut, or in hybrid
-// sharding the only one) and receives from the k-th before it.
+// Level 2, between ranks with the same local index: round k sends to the k-th group after this one (its cut, or in
+// hybrid sharding the only one) and receives from the k-th before it.
 static MpiMessage send_partial(const void *context, int64_t i) {
     const Reduction *r = context;
     Place p = place_of(i, r->n_level2, 1);
@@ -111,8 +114,8 @@ static MpiMessage receive_partial(const void *context, int64_t i) {
 
 static SumTarget own_shard(const Reduction *r, int64_t piece) {
     const ReduceCall *a = &r->args;
-    return (SumTarget){(char *)a->shard + (size_t)piece_at(r, piece) * dtype_bytes(a->shard_dtype), a->shard_dtype, a->wire,
-                       a->add};
+    return (SumTarget){(char *)a->shard + (size_t)piece_at(r, piece) * dtype_bytes(a->shard_dtype), a->shard_dtype,
+                       a->wire, a->add};
 }
 
 static void convert_addends(Reduction *r, int64_t piece) {
@@ -136,8 +139,9 @@ static void add_addends(Reduction *r, int64_t piece) {
         for (int j = 0; j < r->group_size; j++) {
             int round = (r->local - j + r->group_size) % r->group_size;
             int64_t i = (int64_t)(round - 1) * r->n_cuts + m;
-            addends[j] = round == 0 ? (Addend){own_addend(r, r->local, m, piece), DTYPE_FP32, r->args.wire}
-                                    : (Addend){buffer(r, r->received[piece % 2], i, r->args.wire), r->args.wire, r->args.wire};
+            addends[j] = round == 0
+                             ? (Addend){own_addend(r, r->local, m, piece), DTYPE_FP32, r->args.wire}
+                             : (Addend){buffer(r, r->received[piece % 2], i, r->args.wire), r->args.wire, r->args.wire};
         }
         SumTarget partial = {buffer(r, r->partial[piece % 2], m, DTYPE_FP32), DTYPE_FP32, DTYPE_FP32, false};
         sum_in_order(has_level2(r) ? partial : own_shard(r, piece), addends, r->group_size, piece_size(r, piece));
@@ -197,9 +201,13 @@ static Status run_reduce_scatter(void *arguments) {
     CommShape shape = comm->base.options.shape;
     if (args->len == 0)
         return OK;
-    Reduction r = {.args = *args, .job = mpi_job(&args->call, COMM_REDUCE_SCATTER), .group_size = shape.reduce_group,
-                   .n_groups = shape.n_ranks / shape.reduce_group, .group = comm->base.rank / shape.reduce_group,
-                   .local = comm->base.rank % shape.reduce_group, .piece_len = comm_piece_len(&comm->base.options)};
+    Reduction r = {.args = *args,
+                   .job = mpi_job(&args->call, COMM_REDUCE_SCATTER),
+                   .group_size = shape.reduce_group,
+                   .n_groups = shape.n_ranks / shape.reduce_group,
+                   .group = comm->base.rank / shape.reduce_group,
+                   .local = comm->base.rank % shape.reduce_group,
+                   .piece_len = comm_piece_len(&comm->base.options)};
     r.n_cuts = shape.shard_group < shape.n_ranks ? 1 : r.n_groups;
     r.n_pieces = (args->len + r.piece_len - 1) / r.piece_len;
     r.n_level1 = (int64_t)(r.group_size - 1) * r.n_cuts;
@@ -209,7 +217,8 @@ static Status run_reduce_scatter(void *arguments) {
     r.job.context = &r;
     r.job.n_flows = has_level2(&r) ? 4 : 2;
     r.job.flows[SEND] = (MpiFlow){.sends = true, .n = n1, .allowed = converts(&r) ? 0 : n1, .message = send_addend};
-    r.job.flows[RECEIVE] = (MpiFlow){.n = n1, .allowed = 2 * r.n_level1 < n1 ? 2 * r.n_level1 : n1, .message = receive_addend};
+    r.job.flows[RECEIVE] =
+        (MpiFlow){.n = n1, .allowed = 2 * r.n_level1 < n1 ? 2 * r.n_level1 : n1, .message = receive_addend};
     r.job.flows[SEND_PARTIAL] = (MpiFlow){.sends = true, .n = n2, .message = send_partial};
     r.job.flows[RECEIVE_PARTIAL] =
         (MpiFlow){.n = n2, .allowed = 2 * r.n_level2 < n2 ? 2 * r.n_level2 : n2, .message = receive_partial};
@@ -225,8 +234,10 @@ void mpi_reduce_scatter(Comm *base, Stream *stream, const char *what, void *shar
     if (!comm->reduces)
         comm->reduces = stream;
     if (comm->reduces != stream || wire != base->options.wire) {
-        stream_fail(stream, fail("%s: reductions on two streams, or in another dtype than comm was opened for: this is a bug "
-                                 "in zero.c", what));
+        stream_fail(stream,
+                    fail("%s: reductions on two streams, or in another dtype than comm was opened for: this is a bug "
+                         "in zero.c",
+                         what));
         return;
     }
     ReduceCall call = {.shard = shard, .shard_dtype = shard_dtype, .wire = wire, .full = full, .len = len, .add = add};

@@ -13,36 +13,21 @@
 // needs a call now and then, for messages that it has taken but not yet sent.
 enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 1000, PAUSE_IDLE_MAX_US = 20000 };
 
-// Several ranks often find the same fault at the same time. Before it speaks, each listens a little longer than the one
-// before it, so that only one of them is heard.
-static const double SECONDS_BETWEEN_RANKS = 0.1;
-static const double PEER_CHECK_SECONDS = 1.0;
-
 static struct {
     pthread_t thread;
     bool started;
-    pthread_mutex_t mutex;   // guards what follows, and the flows' `allowed` and `done`
-    pthread_cond_t asked;    // there is something new for the MPI thread
-    pthread_cond_t moved;    // a flow went on, or MPI is up
+    pthread_mutex_t mutex;  // guards what follows, and the flows' `allowed` and `done`
+    pthread_cond_t asked;   // there is something new for the MPI thread
+    pthread_cond_t moved;   // a flow went on, or MPI is up
     bool has_news;
     MpiJob *jobs[MPI_LANES];
-    CommWorld *world;        // where to tell the ranks; NULL once that is done
+    CommWorld *world;  // where to tell the ranks; NULL once that is done
     Status start_status;
     char start_message[STATUS_MESSAGE_BYTES];
     bool stop;
     const char *abort_message;  // NULL: go on
     Status abort_status;
 } mpi = {.mutex = PTHREAD_MUTEX_INITIALIZER, .moved = PTHREAD_COND_INITIALIZER};
-
-static _Noreturn void end_run(Status status, const char *message) {
-    int rank = mpi_world_rank();
-    double until = comm_clock() + SECONDS_BETWEEN_RANKS * (rank < 10 ? rank : 10);
-    while (comm_clock() < until) {
-        mpi_world_heed();
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-    }
-    mpi_world_end(status, message);
-}
 
 // ---- random delays, for tests: ZERO_TEST_COMM_DELAY_US in the environment is the longest ----
 
@@ -63,84 +48,6 @@ static double random_delay(void) {
     return (state >> 62) ? 0 : 1e-6 * (double)(state >> 33) / 0x1p31 * 4 * longest_delay_us();
 }
 
-// ---- jobs that cannot go on ----
-
-static const char *job_name(const MpiJob *job, char text[160]) {
-    char step[32] = "";
-    if (job->step > 0)
-        snprintf(step, sizeof step, " in step %lld", (long long)job->step);
-    snprintf(text, 160, "%s of %s%s", job->collective, job->what, step);
-    return text;
-}
-
-// "rank 1 (host a), rank 3 (host b) and 5 more": the peers of messages under way.
-static void awaited(const MpiJob *job, char *text, size_t text_bytes) {
-    enum { SHOWN = 4 };
-    int shown[SHOWN], n = 0, more = 0;
-    for (int f = 0; f < job->n_flows; f++) {
-        for (int w = 0; w < job->flows[f].n_open; w++) {
-            int peer = job->flows[f].open_peer[w];
-            bool known = false;
-            for (int k = 0; k < n; k++)
-                known = known || shown[k] == peer;
-            if (!known && n < SHOWN)
-                shown[n++] = peer;
-            else if (!known)
-                more = 1;
-        }
-    }
-    size_t used = 0;
-    text[0] = '\0';
-    for (int k = 0; k < n; k++) {
-        char name[96];
-        mpi_world_describe(shown[k], name, sizeof name);
-        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", k ? ", " : "", name);
-    }
-    if (more)
-        snprintf(text + used, text_bytes - used, " and others");
-}
-
-static void check_time(MpiJob *job) {
-    double time = comm_clock();
-    bool under_way = false;
-    for (int f = 0; f < job->n_flows; f++)
-        under_way = under_way || job->flows[f].n_open > 0;
-    if (!under_way) {  // it is this rank that takes its time
-        job->last_progress = time;
-        return;
-    }
-    double stalled = time - job->last_progress;
-    char name[160], peers[512], message[STATUS_MESSAGE_BYTES];
-    if (stalled > PEER_CHECK_SECONDS && time - job->last_peer_check > PEER_CHECK_SECONDS) {
-        job->last_peer_check = time;
-        int lost = mpi_world_lost_peer();
-        if (lost >= 0) {
-            mpi_world_describe(lost, peers, sizeof peers);
-            snprintf(message, sizeof message, "%s: %s is gone. Nothing is saved; its own output says why it ended",
-                     job_name(job, name), peers);
-            end_run(FAILED, message);
-        }
-    }
-    if (stalled > job->timeout) {
-        awaited(job, peers, sizeof peers);
-        snprintf(message, sizeof message, "%s did not finish within %g s; waiting for %s. Nothing is saved. Is that rank "
-                 "stopped, or slow? --comm-timeout sets the limit", job_name(job, name), job->timeout, peers);
-        end_run(FAILED, message);
-    }
-}
-
-static _Noreturn void message_failed(const MpiJob *job, int error, int peer) {
-    char text[MPI_MAX_ERROR_STRING] = "it sent another number of bytes. Do all ranks run the same program on the same data?";
-    char name[160], who[96], message[STATUS_MESSAGE_BYTES];
-    int length, kind;
-    MPI_Error_class(error, &kind);
-    if (kind != MPI_ERR_TRUNCATE)
-        MPI_Error_string(error, text, &length);
-    mpi_world_describe(peer, who, sizeof who);
-    snprintf(message, sizeof message, "%s failed between this rank and %s: %s", job_name(job, name), who, text);
-    end_run(FAILED, message);
-}
-
 // ---- one poll ----
 
 static void start_message(MpiJob *job, MpiFlow *flow) {
@@ -150,7 +57,7 @@ static void start_message(MpiJob *job, MpiFlow *flow) {
     int error = flow->sends ? MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, job->tag, comm, request)
                             : MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, job->tag, comm, request);
     if (error != MPI_SUCCESS)
-        message_failed(job, error, m.peer);
+        mpi_end_message_failed(job, error, m.peer);
     flow->open_index[flow->n_open] = flow->next;
     flow->open_peer[flow->n_open] = m.peer;
     flow->n_open++;
@@ -184,9 +91,9 @@ static bool test_flow(MpiJob *job, MpiFlow *flow) {
     int error = MPI_Testsome(flow->n_open, flow->open, &n_finished, finished, statuses);
     for (int i = 0; error == MPI_ERR_IN_STATUS && i < n_finished; i++)
         if (statuses[i].MPI_ERROR != MPI_SUCCESS)
-            message_failed(job, statuses[i].MPI_ERROR, flow->open_peer[finished[i]]);
+            mpi_end_message_failed(job, statuses[i].MPI_ERROR, flow->open_peer[finished[i]]);
     if (error != MPI_SUCCESS)
-        message_failed(job, error, flow->open_peer[0]);
+        mpi_end_message_failed(job, error, flow->open_peer[0]);
     bool gone[MPI_WINDOW] = {false};
     for (int i = 0; i < n_finished; i++) {
         int slot = finished[i], bytes = 0;
@@ -194,7 +101,7 @@ static bool test_flow(MpiJob *job, MpiFlow *flow) {
         if (!flow->sends)
             MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
         if (!flow->sends && bytes != m.bytes)
-            message_failed(job, MPI_ERR_TRUNCATE, m.peer);  // MPI says so itself only when it was too long
+            mpi_end_message_failed(job, MPI_ERR_TRUNCATE, m.peer);  // MPI says so itself only when it was too long
         gone[slot] = true;
     }
     for (int slot = MPI_WINDOW - 1; slot >= 0; slot--)
@@ -225,12 +132,13 @@ static bool publish(MpiJob *job) {
     return all;
 }
 
-// Returns whether anything moved; *busy: whether jobs are left. Called with the mutex held, which is released meanwhile.
+// Returns whether anything moved; *busy: whether jobs are left. Called with the mutex held, which is released
+// meanwhile.
 static bool poll_jobs(bool *busy) {
     MpiJob *jobs[MPI_LANES];
     memcpy(jobs, mpi.jobs, sizeof jobs);
     pthread_mutex_unlock(&mpi.mutex);
-    mpi_world_heed();
+    mpi_heed_others();
     bool any = false;
     for (int lane = 0; lane < MPI_LANES; lane++) {
         if (!jobs[lane])
@@ -240,10 +148,7 @@ static bool poll_jobs(bool *busy) {
         start_messages(job);
         for (int f = 0; f < job->n_flows; f++)
             moved |= test_flow(job, &job->flows[f]);
-        if (moved)
-            job->last_progress = comm_clock();
-        else
-            check_time(job);
+        mpi_watch(job, moved);
         any = any || moved;
     }
     pthread_mutex_lock(&mpi.mutex);
@@ -290,7 +195,7 @@ static void *thread_main(void *unused) {
     double last_move = comm_clock();
     while (!mpi.stop && status == OK) {
         if (mpi.abort_message)
-            end_run(mpi.abort_status, mpi.abort_message);
+            mpi_end_run(mpi.abort_status, mpi.abort_message);
         bool busy, moved = poll_jobs(&busy);
         if (moved || mpi.has_news)
             last_move = comm_clock();
@@ -376,7 +281,7 @@ void mpi_job_begin(MpiJob *job) {
         nanosleep(&(struct timespec){.tv_nsec = (long)(delay * 1e9)}, NULL);
     pthread_mutex_lock(&mpi.mutex);
     job->tag = n_jobs[job->lane]++ & 0x3fff;  // a rank with other collectives waits, rather than take the wrong message
-    job->last_progress = job->last_peer_check = comm_clock();
+    job->looked = comm_clock();
     for (int f = 0; f < job->n_flows; f++)
         job->flows[f].may_start = job->flows[f].allowed;
     mpi.jobs[job->lane] = job;

@@ -40,7 +40,8 @@ static Status meet(MPI_Comm host_comm) {
     snprintf(me.host, sizeof me.host, "%.*s", HOST_BYTES - 1, name);
     MPI_Comm_size(host_comm, &me.n_local);
     TRY(check(MPI_Bcast(&me.leader, 1, MPI_INT, 0, host_comm), "counting the ranks of each host"));
-    TRY(check(MPI_Allgather(&me, sizeof me, MPI_BYTE, peers, sizeof me, MPI_BYTE, MPI_COMM_WORLD), "exchanging host names"));
+    TRY(check(MPI_Allgather(&me, sizeof me, MPI_BYTE, peers, sizeof me, MPI_BYTE, MPI_COMM_WORLD),
+              "exchanging host names"));
     for (int r = 0; r < n_ranks; r++)
         if (peers[r].leader != me.leader || kill(peers[r].pid, 0) != 0)
             peers[r].pid = 0;
@@ -59,8 +60,10 @@ Status mpi_world_open(CommWorld *world) {
     int provided;
     TRY(check(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "starting (MPI_Init_thread)"));
     if (provided < MPI_THREAD_FUNNELED)
-        return fail("this MPI library does not allow programs with threads (it provides level %d, MPI_THREAD_SINGLE; "
-                    "MPI_THREAD_FUNNELED is needed): use one that was built with thread support", provided);
+        return fail(
+            "this MPI library does not allow programs with threads (it provides level %d, MPI_THREAD_SINGLE; "
+            "MPI_THREAD_FUNNELED is needed): use one that was built with thread support",
+            provided);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
@@ -93,6 +96,9 @@ int mpi_world_rank(void) {
 int mpi_world_size(void) {
     return n_ranks;
 }
+MPI_Comm mpi_world_notices(void) {
+    return notices;
+}
 MPI_Comm mpi_world_lane(int lane) {
     return lanes[lane];
 }
@@ -104,39 +110,4 @@ int mpi_world_lost_peer(void) {
         if (peers[r].pid && kill(peers[r].pid, 0) != 0 && errno == ESRCH)
             return r;
     return -1;
-}
-
-// ---- the end ----
-
-_Noreturn void mpi_world_end(int status, const char *message) {
-    char line[STATUS_MESSAGE_BYTES + 64];
-    int length = snprintf(line, sizeof line, "rank %d: %s\n", my_rank, message);
-    if (length >= (int)sizeof line)
-        length = (int)sizeof line - 1;
-    if (write(STDERR_FILENO, line, (size_t)length) < 0)
-        status = FAILED;  // nobody listens
-    MPI_Request *requests = malloc((size_t)n_ranks * sizeof *requests);
-    for (int r = 0; requests && r < n_ranks; r++) {
-        requests[r] = MPI_REQUEST_NULL;
-        if (r != my_rank)
-            MPI_Isend(&status, 1, MPI_INT, r, 0, notices, &requests[r]);
-    }
-    int done = 0;
-    for (int i = 0; requests && i < 100 && !done; i++) {  // a fifth of a second: some ranks may not answer
-        MPI_Testall(n_ranks, requests, &done, MPI_STATUSES_IGNORE);
-        usleep(2000);
-    }
-    MPI_Abort(MPI_COMM_WORLD, status);
-    _exit(status);
-}
-
-void mpi_world_heed(void) {
-    int said = 0;
-    MPI_Status from;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, 0, notices, &said, &from) != MPI_SUCCESS || !said)
-        return;
-    int status = FAILED;
-    MPI_Recv(&status, 1, MPI_INT, from.MPI_SOURCE, 0, notices, MPI_STATUS_IGNORE);
-    usleep(500000);  // the rank that has spoken ends this one; if it cannot, this one ends by itself
-    _exit(status);
 }

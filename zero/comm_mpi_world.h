@@ -8,12 +8,18 @@ Status mpi_world_open(CommWorld *world);  // MPI_Init_thread, the lanes' communi
 void mpi_world_close(void);               // MPI_Finalize: all ranks
 
 MPI_Comm mpi_world_lane(int lane);
+MPI_Comm mpi_world_notices(void);                                  // apart from all jobs, for the end of the run
 void mpi_world_describe(int rank, char *text, size_t text_bytes);  // "rank 1 (host a)"
 int mpi_world_lost_peer(void);  // a rank of this host whose process is gone; -1: none
 
-// Print the message, tell the other ranks that it has been said, and end them.
-_Noreturn void mpi_world_end(int status, const char *message);
-// Has another rank done so? Then this one ends too, silently. Also lets MPI make progress.
-void mpi_world_heed(void);
+// ---- comm_mpi_end.c ----
+
+// Print the message and end all ranks with the exit status, unless another rank is heard to do so first.
+_Noreturn void mpi_end_run(Status status, const char *message);
+// Has another rank ended the run? Then this one ends too, silently. Also lets MPI make progress.
+void mpi_heed_others(void);
+// Look at a job: ends the run when nothing has moved for its timeout, or a rank of this host is gone.
+void mpi_watch(MpiJob *job, bool moved);
+_Noreturn void mpi_end_message_failed(const MpiJob *job, int error, int peer);
 
 #endif

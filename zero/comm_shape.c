@@ -1,11 +1,11 @@
 // Who adds what for whom, and what that costs: pure arithmetic.
 //
-// Reduction of plain ZeRO (S = N), G ranks a group, M = N/G groups. Level 1, inside each group: local peer j receives from
-// its G-1 neighbours the cuts c with c mod G = j (M of them) and adds the G addends in rank order. Level 2: the partial
-// sums of cut c go, in fp32, to its owner, rank c, from the ranks with the same local index in the other groups. So each
-// addend travels inside its group, and only M-1 partial sums of a cut cross the network.
-// Hybrid sharding (S = G): level 1 gives cut j to local peer j; level 2: those of all groups exchange their partial sums.
-// The order of every addition is the same, so are the bits. Idea: hierarchical all-reduce (Goyal et al. 2017, §4.1).
+// Reduction of plain ZeRO (S = N), G ranks a group, M = N/G groups. Level 1, inside each group: local peer j receives
+// from its G-1 neighbours the cuts c with c mod G = j (M of them) and adds the G addends in rank order. Level 2: the
+// partial sums of cut c go, in fp32, to its owner, rank c, from the ranks with the same local index in the other
+// groups. So each addend travels inside its group, and only M-1 partial sums of a cut cross the network. Hybrid
+// sharding (S = G): level 1 gives cut j to local peer j; level 2: those of all groups exchange their partial sums. The
+// order of every addition is the same, so are the bits. Idea: hierarchical all-reduce (Goyal et al. 2017, §4.1).
 #include "zero/comm_backend.h"
 
 enum { DEFAULT_PIECE_BYTES = 4 << 20, STAGING_TARGET_BYTES = 64 << 20, PIECE_ALIGN = 64 };
@@ -13,13 +13,15 @@ enum { DEFAULT_PIECE_BYTES = 4 << 20, STAGING_TARGET_BYTES = 64 << 20, PIECE_ALI
 Status comm_shape_make(const CommWorld *world, int shard_group, int reduce_group, CommShape *shape) {
     int n = world->size, s = shard_group > 0 ? shard_group : n;
     bool hybrid = s < n;
-    int g = reduce_group > 0 ? reduce_group : hybrid ? s : world->host_group;
+    int g = reduce_group > 0 ? reduce_group : hybrid ? s : world->host_group > 1 ? world->host_group : n;
     if (s > n || n % s != 0)
         return fail_usage("--shard-group %d does not divide the number of ranks, %d", s, n);
     if (g > n || n % g != 0)
-        return fail_usage("gradients are added in groups of %d ranks, which does not divide the number of ranks, %d", g, n);
+        return fail_usage("gradients are added in groups of %d ranks, which does not divide the number of ranks, %d", g,
+                          n);
     if (hybrid && g != s)
-        return fail_usage("--shard-group %d with gradients added in groups of %d: in hybrid sharding the two must be equal", s, g);
+        return fail_usage(
+            "--shard-group %d with gradients added in groups of %d: in hybrid sharding the two must be equal", s, g);
     *shape = (CommShape){.n_ranks = n, .shard_group = s, .reduce_group = g};
     return OK;
 }
@@ -51,19 +53,22 @@ int64_t comm_piece_bytes(const CommOptions *options) {
 // that one piece is received while the one before is added.
 static int64_t wire_pieces(CommShape shape, Dtype wire) {
     int64_t received = (shape.reduce_group - 1) * (is_hybrid(shape) ? 1 : (int64_t)shape.n_ranks / shape.reduce_group);
-    return 2 * received * (wire == DTYPE_FP32 ? 1 : 2);  // fp32 is sent from where it is, other dtypes are converted first
+    return 2 * received *
+           (wire == DTYPE_FP32 ? 1 : 2);  // fp32 is sent from where it is, other dtypes are converted first
 }
 static int64_t partial_pieces(CommShape shape) {
     int64_t n_groups = shape.n_ranks / shape.reduce_group;
     return n_groups == 1 ? 0 : 2 * ((is_hybrid(shape) ? 1 : n_groups) + n_groups - 1);
 }
 
-// A message of level 1 to one peer is at most piece_bytes, all cuts together; with many ranks, less, to bound the staging.
+// A message of level 1 to one peer is at most piece_bytes, all cuts together; with many ranks, less, to bound the
+// staging.
 int64_t comm_piece_len(const CommOptions *options) {
     CommShape shape = options->shape;
     int64_t cuts = is_hybrid(shape) ? 1 : shape.n_ranks / shape.reduce_group;
     int64_t len = comm_piece_bytes(options) / ((int64_t)sizeof(float) * cuts);
-    int64_t bounded = STAGING_TARGET_BYTES / ((int64_t)sizeof(float) * (wire_pieces(shape, options->wire) + partial_pieces(shape) + 1));
+    int64_t bounded = STAGING_TARGET_BYTES /
+                      ((int64_t)sizeof(float) * (wire_pieces(shape, options->wire) + partial_pieces(shape) + 1));
     int64_t longest = (options->max_len + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
     if (len > bounded)
         len = bounded;
@@ -78,5 +83,5 @@ size_t comm_staging_bytes(const CommOptions *options) {
     if (options->shape.n_ranks == 1)
         return options->wire == DTYPE_FP32 ? 0 : LOCAL_PIECE_LEN * element;
     return (size_t)comm_piece_len(options) * ((size_t)wire_pieces(options->shape, options->wire) * element +
-                                             (size_t)partial_pieces(options->shape) * sizeof(float));
+                                              (size_t)partial_pieces(options->shape) * sizeof(float));
 }

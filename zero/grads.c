@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "llm/hooks.h"
+#include "zero/trace.h"
 
 // An fp32 buffer in which one unit's gradient of one micro-batch is formed.
 typedef struct GradSlot {
@@ -11,8 +12,6 @@ typedef struct GradSlot {
     int unit;          // which unit's gaps are zero in it
     Event *released;   // the reduction has read it (reduce stream)
 } GradSlot;
-
-enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
 
 struct Grads {
     Device *device;
@@ -36,11 +35,7 @@ static bool sharded(const Grads *g) {
 }
 
 static GradSlot *slot_of(Grads *g, int u) {
-    if (u == 0)
-        return &g->slots[SLOT_ENDS];
-    if (u == g->layout->n_units - 1)
-        return &g->slots[g->layout->tied ? SLOT_TIED_NORM : SLOT_ENDS];
-    return &g->slots[u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B];
+    return &g->slots[layout_slot(g->layout, u)];
 }
 
 static Status open_slots(Grads *g) {
@@ -157,7 +152,7 @@ static float *unit_memory(Grads *g, int u) {
     if (!g->slots_used)
         return (float *)(void *)at(g, g->layout->units[u].full_offset);
     GradSlot *slot = slot_of(g, u);
-    stream_wait(g->compute, slot->released);
+    trace_wait(g->compute, slot->released, "wait for the slot of unit", u);
     bool is_block = u > 0 && u < g->layout->n_units - 1;
     bool same_tensors = slot->unit == u || (is_block && slot->unit >= 0);  // all blocks are alike
     if (!same_tensors)
@@ -168,9 +163,11 @@ static float *unit_memory(Grads *g, int u) {
 
 UnitGrads grads_acquire(Grads *g, int u) {
     bool tied = g->layout->tied && u == g->layout->n_units - 1;
-    return (UnitGrads){.unit = unit_memory(g, u),
+    UnitGrads grads = {.unit = unit_memory(g, u),
                        .tied = tied ? unit_memory(g, 0) : NULL,
                        .accumulate = !g->slots_used && !g->first};
+    trace_begin(g->compute, "gradient of unit", u);
+    return grads;
 }
 
 void grads_reduce(Grads *g, int u) {
@@ -183,10 +180,12 @@ void grads_reduce(Grads *g, int u) {
     hook_gradient(g->compute, comm_rank(g->comm), u, comm_step(g->comm), formed);
     if (g->inspect)
         g->inspect(g->inspect_context, u, formed);
+    trace_end(g->compute);
     if (!travels && !g->slots_used)
         return;  // accumulated in place
     event_record(g->formed, g->compute);
     stream_wait(g->reduce, g->formed);
+    trace_begin(g->reduce, travels ? "reduce unit" : "add unit", u);
     if (sharded(g)) {
         comm_reduce_scatter(g->comm, g->reduce, g->names[u], at(g, unit->shard_offset), dtype, formed, unit->shard_len,
                             g->options.reduce_dtype, !g->first);
@@ -207,6 +206,7 @@ void grads_reduce(Grads *g, int u) {
                 comm_all_gather(g->comm, g->reduce, g->names[u], buffer, own, unit->shard_len, dtype);
         }
     }
+    trace_end(g->reduce);
     if (g->slots_used) {
         hook_poison_tensors(g->reduce, &unit->spec, formed, DTYPE_FP32);
         event_record(slot_of(g, u)->released, g->reduce);
@@ -221,7 +221,7 @@ const void *grads_shard(const Grads *g, int u, int shard) {
 }
 
 void grads_wait(Grads *g, int u) {
-    stream_wait(g->compute, g->reduced[u]);
+    trace_wait(g->compute, g->reduced[u], "wait for gradient of unit", u);
 }
 
 Dtype grads_dtype(const Grads *g) {

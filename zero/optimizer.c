@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "llm/hooks.h"
+#include "zero/trace.h"
 
 enum { INIT_PIECE_LEN = 1 << 20 };  // elements made on the host at a time
 
@@ -196,6 +197,7 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
 
     for (int u = 0; u < l->n_units; u++)
         grads_wait(o->grads, u);
+    trace_begin(o->compute, "norm", -1);
     float *sums = o->tile_sums;
     for (int s = first; s < end; s++) {
         for (int u = 0; u < l->n_units; u++) {
@@ -219,6 +221,7 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
     for (int i = 0; i < n_micro; i++)
         o->sums[l->group] += loss_sums[i];
     TRY(comm_sum(o->comm, "norm and loss", o->sums, l->group + 1));
+    trace_end(o->compute);
     double square = 0;
     for (int s = 0; s < l->group; s++)
         square += o->sums[s];
@@ -241,7 +244,9 @@ Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, d
         a.lr = (float)lr;
         a.bias_correction1 = (float)(1.0 - pow(o->config.beta1, (double)(updates + 1)));
         a.bias_correction2 = (float)(1.0 - pow(o->config.beta2, (double)(updates + 1)));
+        trace_begin(o->compute, "update unit", u);
         ops->adamw(o->compute, &a);
+        trace_end(o->compute);
         params_publish(o->params, u);
     }
     return check_agreement(o, "learning rate and count of updates", lr, (double)updates);
