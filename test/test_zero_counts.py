@@ -45,6 +45,7 @@ class Counts(Base):
             with self.subTest(case=case):
                 start, steps = run.events("start")[0], run.events("step")
                 self.assertEqual(start["ranks_as_predicted"], case[0])
+                self.assertEqual(start["predicted_bytes_sent"], zero_formulas.bytes_sent(start, case[0]))
                 self.assertEqual(len(run.events("eval")) + len(run.events("sample")) + len(run.events("checkpoint")), 6)
                 memory = zero_formulas.state_bytes(start, case[0])
                 for step in steps:
