@@ -14,7 +14,7 @@ import numpy as np
 
 from launching import wait_for
 from test_train import write_shard
-from zero_runs import HOOKS, MODELS, PROGRAM, STAGES, Base, in_parallel, launch, mpirun, require_mpirun
+from zero_runs import ENVIRONMENT, HOOKS, MODELS, PROGRAM, STAGES, Base, in_parallel, launch, mpirun, require_mpirun
 
 TINY = MODELS["gpt2"] + ["--micro-batch", "1"]
 
@@ -120,7 +120,7 @@ class Lost(Faults):
         command = self.start_up(ranks, arguments, out)
         with open(out + ".text", "w", encoding="utf-8") as text, open(out + ".error", "w", encoding="utf-8") as error:
             process = subprocess.Popen(command, stdout=text, stderr=error, stdin=subprocess.DEVNULL,
-                                       env={**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1", **(env or {})})
+                                       env={**ENVIRONMENT, **(env or {})})
         self.addCleanup(self.end, process)
         return process
 
