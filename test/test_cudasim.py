@@ -60,7 +60,8 @@ class Correct(unittest.TestCase):
 
     def test_matmul(self):
         for mode in MODES:
-            self.silent(mode, "matmul")
+            status, output = run(mode, "matmul")
+            self.assertEqual((status, output), (0, "cudasim: cublasLt: epilogue (130) is not supported\nok\n"), mode)
 
     def test_protected_memory(self):
         self.silent("plain", "kernels", protect=1)
@@ -88,7 +89,7 @@ class KernelBugs(unittest.TestCase):
 
     def test_by_barriers(self):
         self.caught("plain", "divergent_barrier", r"divergent barrier: .*kernel_bugs.cu:\d+, thread .*kernel_bugs.cu:\d+")
-        self.caught("plain", "barrier_and_shuffle", "(?s)waits at __syncthreads.*deadlock: the threads of a block")
+        self.caught("plain", "barrier_and_shuffle", "(?s)threads 0 to 15 wait in __shfl_xor_sync .*threads 16 to 31 wait .*deadlock: ")
 
     def test_by_the_watchdog(self):
         self.caught("plain", "endless", "(?s)has not ended in 1 s.*in kernel square_rows", ORDERS[:1], timeout=1)

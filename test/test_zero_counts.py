@@ -13,6 +13,11 @@ from zero_runs import MODELS, STAGES, Base, in_parallel, launch, mpirun, require
 COMMON = ["--micro-batch", "1", "--steps", "3"]
 
 
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 class Counts(Base):
     @classmethod
     def setUpClass(cls):
@@ -41,9 +46,9 @@ class Counts(Base):
                 start, steps = run.events("start")[0], run.events("step")
                 self.assertEqual(start["ranks_as_predicted"], case[0])
                 self.assertEqual(len(run.events("eval")) + len(run.events("sample")) + len(run.events("checkpoint")), 6)
-                sent = zero_formulas.bytes_sent(start, case[0])
                 memory = zero_formulas.state_bytes(start, case[0])
                 for step in steps:
+                    sent = zero_formulas.bytes_sent(start, case[0], after_forward=step["step"] == 3)
                     self.assertEqual({name: step["bytes_sent"][name] for name in sent}, sent)
                     self.assertEqual({name: step["device_bytes"][name] for name in memory}, memory)
 
@@ -69,8 +74,7 @@ class Counts(Base):
             counts = self.path(f"{n}{stage}{steps}")
             flags = MODELS["gpt2"] + ["--micro-batch", "1", "--steps", "9", "--stop-at", str(steps), "--zero", str(stage)] + more
             run = self.run_well(n, flags, f"{n}{stage}{steps}.out", env={"LD_PRELOAD": library, "COUNT_BYTES": counts})
-            read = [open(f"{counts}.{rank}", encoding="utf-8").read().split() for rank in range(n)]
-            return [int(b) for _, b in read], sum(run.events("step")[-1]["bytes_sent"].values())
+            return [int(read(f"{counts}.{rank}").split()[1]) for rank in range(n)], sum(run.events("step")[-1]["bytes_sent"].values())
 
         # Between a run of 3 and one of 9 steps: starting and ending cost the same in both. Every rank sends as much as rank 0 says.
         cases = [(2, 1, []), (3, 0, ["--dtype", "bf16"]), (2, 3, ["--grad-accum", "2"]), (4, 2, ["--shard-group", "2"])]
@@ -99,12 +103,12 @@ class ResidentMemory(Base):
 
     def peak(self, stage):
         out = self.path(str(stage))
-        command = self.start_up(1, self.FLAGS + ["--micro-batch", "1", "--seq-len", "8", "--steps", "2", "--dtype", "bf16",
+        command = self.start_up(1, self.FLAGS + ["--micro-batch", "1", "--seq-len", "8", "--steps", "2", "--warmup", "0", "--dtype", "bf16",
                                                  "--grad-dtype", "param", "--zero", str(stage)], out)
         run = launch(mpirun(self.RANKS, [sys.executable, "-c", self.MEASURE, out] + command), out)
         self.assertEqual(run.code, 0, run.error)
         table = run.events("step")[-1]["device_bytes"]
-        peaks = [int(open(f"{out}.{rank}", encoding="utf-8").read()) for rank in range(self.RANKS)]
+        peaks = [int(read(f"{out}.{rank}")) for rank in range(self.RANKS)]
         return peaks, sum(table.values())
 
     def test_differences_between_stages(self):

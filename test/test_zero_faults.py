@@ -5,7 +5,6 @@ Faults are put into train_gpt_hooks by environment variables (llm/hooks.h).
 import glob
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ import unittest
 import numpy as np
 
 from launching import wait_for
-from test_train import Run, write_shard
+from test_train import write_shard
 from zero_runs import HOOKS, MODELS, PROGRAM, STAGES, Base, in_parallel, launch, mpirun, require_mpirun
 
 TINY = MODELS["gpt2"] + ["--micro-batch", "1"]
@@ -126,6 +125,11 @@ class Lost(Faults):
         return process
 
     @staticmethod
+    def read(path):
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+
+    @staticmethod
     def end(process):
         if process.poll() is None:
             process.terminate()
@@ -161,10 +165,8 @@ class Lost(Faults):
         wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()), "the end of all ranks")
         self.assertLess(time.monotonic() - start, 10)
         self.assertNotEqual(process.returncode, 0)
-        with open(out + ".error", encoding="utf-8") as f:
-            self.assertRegex(f.read(), r"rank 1\b")  # mpirun's message, or that of a rank
-        with open(out + ".text", encoding="utf-8") as f:
-            self.assertNotIn("asked to stop", f.read())
+        self.assertRegex(self.read(out + ".error"), r"rank 1\b")  # mpirun's message, or that of a rank
+        self.assertNotIn("asked to stop", self.read(out + ".text"))
         # It goes on from its newest checkpoint, and ends as a run that nothing happened to.
         newest = int(sorted(glob.glob(out + "/step_*[0-9]"))[-1][-8:])
         more = flags + ["--stop-at", str(newest + 5)]
@@ -177,13 +179,11 @@ class Lost(Faults):
     def test_stopped_rank(self):
         out = self.path("out")
         process = self.start(2, TINY + ["--zero", "3", "--steps", "100000", "--comm-timeout", "3", "--log-every", "1"], out)
-        log = os.path.join(out, "log.jsonl")
-        wait_for(lambda: os.path.exists(log) and '"step":3,' in open(log, encoding="utf-8").read(), "step 3", 100)
+        wait_for(lambda: "step 3/" in self.read(out + ".text"), "step 3", 100)
         os.kill(self.ranks_of(process)[1], signal.SIGSTOP)
         wait_for(lambda: process.poll() is not None, "the end of the run", 60)
-        with open(out + ".error", encoding="utf-8") as f:
-            self.assertRegex(f.read(), r"rank 0: ((all_gather|reduce_scatter) of unit \d+|host_values of [a-z ]+) in step \d+ "
-                                       r"did not finish within 3 s; waiting for rank 1 ")
+        self.assertRegex(self.read(out + ".error"), r"rank 0: ((all_gather|reduce_scatter) of unit \d+|host_values of [a-z ]+) "
+                                                    r"in step \d+ did not finish within 3 s; waiting for rank 1 ")
 
 
 class Different(Faults):

@@ -32,9 +32,10 @@ def shard_lens(model, group):
     return [round_up(n, 64 * group) // group for n in unit_lens(model)]
 
 
-def gathers(n_units, tied, accum):
+def gathers(n_units, tied, accum, after_forward):
     """How often a step of stage 3 gathers each unit, given what is still in a slot: two slots for blocks, used in turn, and one
-    for the first and last unit, or both of them where the head is tied."""
+    for the first and last unit, or both of them where the head is tied. after_forward: an evaluation came between the last
+    update and this step."""
     counts, slots = [0] * n_units, {}
 
     def need(unit):
@@ -44,6 +45,9 @@ def gathers(n_units, tied, accum):
             slots[slot] = unit
             counts[unit] += 1
 
+    for unit in range(n_units if after_forward else 0):
+        need(unit)
+    counts[:] = [0] * n_units
     for _ in range(accum):
         for unit in range(n_units):
             need(unit)
@@ -52,7 +56,7 @@ def gathers(n_units, tied, accum):
     return counts
 
 
-def bytes_sent(config, ranks):
+def bytes_sent(config, ranks, after_forward=False):
     """Bytes that a rank sends in one step, by collective. One host: plain ZeRO reduces in one level."""
     zero, precision = config["zero"], config["precision"]
     stage, accum = zero["zero"], config["batch"]["grad_accum"]
@@ -65,7 +69,7 @@ def bytes_sent(config, ranks):
     sent = {"all_gather": 0, "reduce_scatter": reductions * (group - 1) * sum(shards) * wire,
             "all_reduce": reductions * (ranks // group - 1) * sum(shards) * 4}
     if stage == 3:
-        counts = gathers(len(shards), config["model"]["tie"], accum)
+        counts = gathers(len(shards), config["model"]["tie"], accum, after_forward)
         sent["all_gather"] = (group - 1) * element * sum(n * shard for n, shard in zip(counts, shards))
     else:
         sent["all_gather"] = (group - 1) * sum(shards) * (gradient if stage == 0 else element)

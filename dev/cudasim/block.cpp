@@ -28,20 +28,28 @@ std::vector<unsigned> ready;  // numbers of the threads that can run; the next o
 unsigned n_alive, n_at_barrier;
 const std::function<void()> *kernel_body;
 
+bool waits_alike(const Thread &a, const Thread &b) {
+    if (a.state != b.state)
+        return false;
+    if (a.state == Thread::AT_BARRIER)
+        return a.site.line == b.site.line;
+    return a.state != Thread::IN_WARP_CALL ||
+           (a.warp() == b.warp() && a.call.mask == b.call.mask && a.call.combine == b.call.combine);
+}
+
 void report_deadlock() {
-    enum { SHOWN = 8 };
-    unsigned shown = 0;
     fprintf(stderr, "\n");
-    for (const Thread &t : threads) {
-        if (t.state == Thread::AT_BARRIER && shown++ < SHOWN)
-            fprintf(stderr, "    thread %u waits at __syncthreads, %s:%d\n", t.number, t.site.file, t.site.line);
-        if (t.state == Thread::IN_WARP_CALL && shown++ < SHOWN)
-            fprintf(stderr, "    thread %u (lane %u) waits in %s for the lanes %08x; arrived %08x of %08x alive\n", t.number,
-                    t.lane(), t.call.what, t.call.mask, warps[t.warp()].waiting, warps[t.warp()].alive);
+    for (size_t first = 0, end; first < threads.size(); first = end) {  // ranges of threads that wait alike
+        const Thread &t = threads[first];
+        for (end = first + 1; end < threads.size() && waits_alike(t, threads[end]); end++) {
+        }
+        if (t.state == Thread::AT_BARRIER)
+            fprintf(stderr, "    threads %zu to %zu wait at __syncthreads, %s:%d\n", first, end - 1, t.site.file, t.site.line);
+        if (t.state == Thread::IN_WARP_CALL)
+            fprintf(stderr, "    threads %zu to %zu wait in %s for the lanes %08x; arrived are %08x of %08x\n", first,
+                    end - 1, t.call.what, t.call.mask, warps[t.warp()].waiting, warps[t.warp()].alive);
     }
-    fatal("deadlock: the threads of a block wait for each other (%u wait; a mask that is wrong, or a barrier that only "
-          "some threads reach)",
-          shown);
+    fatal("deadlock: the threads of a block wait for each other (a wrong mask, or a barrier that only some threads reach)");
 }
 
 Thread *next_ready() {

@@ -50,7 +50,7 @@ void check_gaps(const Allocation &a) {
         check_gap(a, gap);
 }
 
-bool device_open = true;
+bool device_open = false;
 
 // Say what a segmentation fault was about. (AddressSanitizer has its own handler, and poison for what was freed.)
 void on_segmentation_fault(int, siginfo_t *info, void *) {
@@ -96,6 +96,7 @@ void Arena::reserve() {
     if (memory == MAP_FAILED)
         fatal("cannot reserve %zu bytes of address space for %s memory", size_t{ARENA_ADDRESS_BYTES}, name_);
     base_ = static_cast<char *>(memory);
+    readable_ = this != &device_memory() || !settings().protect;
     static bool once = false;
     if (once)
         return;

@@ -63,7 +63,7 @@ struct Problem {
                    bias = values<T>(M, 1.1f), aux = values<T>(LD * N, 0.5f);
     T *d_a = to_device(a), *d_b = to_device(b), *d_c = to_device(c), *d_bias = to_device(bias), *d_aux = to_device(aux),
       *d_d = to_device(c);
-    cublasLtMatmulDesc_t description;
+    cublasLtMatmulDesc_t description = nullptr;
 
     double product(int i, int j) const {
         double sum = 0;
@@ -202,7 +202,7 @@ static int check_batch() {
     enum { BATCH = 3 };
     std::vector<float> a = values<float>(BATCH * 16, 0.3f), b = values<float>(16, 0.4f);
     float *d_a = to_device(a), *d_b = to_device(b), *d_d = to_device(a), one = 1, zero = 0;
-    cublasLtMatmulDesc_t description;
+    cublasLtMatmulDesc_t description = nullptr;
     cublasLtMatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     cublasLtMatrixLayout_t layouts[2];  // of A and D; of B, which is the same for all
     for (int i = 0; i < 2; i++) {
