@@ -18,11 +18,14 @@
 #include "llm/peak.h"
 #include "llm/schedule.h"
 #include "zero/checkpoint.h"
+#include "zero/measure.h"
 #include "zero/explain.h"
 #include "zero/generate.h"
 #include "zero/hf.h"
 #include "zero/optimizer_state.h"
+#include "zero/options.h"
 #include "zero/plan.h"
+#include "zero/plan_cluster.h"
 #include "zero/replicas.h"
 #include "zero/run.h"
 #include "zero/trace.h"
@@ -262,12 +265,6 @@ static Status report_evaluation(Run *r) {
 
 // ---- the loop ----
 
-static ZeroOptions zero_options(const Config *c) {
-    return (ZeroOptions){.stage = c->zero_stage, .dtype = c->dtype,
-                         .grad_dtype = c->grad_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype,
-                         .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
-}
-
 static Status open_loader(const Run *r, int64_t first_sample, Loader **loader) {
     const Config *c = &r->config;
     LoaderOptions options = {.shards = r->train, .seed = c->seed, .shuffle = true, .batch = c->micro_batch,
@@ -313,7 +310,7 @@ static Status train(Run *r) {
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
-            TRY(replicas_check(&r->layout, zero_options(c), r->comm, r->compute, r->params, r->optimizer,
+            TRY(replicas_check(&r->layout, options_zero(c), r->comm, r->compute, r->params, r->optimizer,
                                r->view.view.staging));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
@@ -343,20 +340,6 @@ static Status report_end(Run *r) {
 }
 
 // ---- open and close ----
-
-static ModelOptions model_options(const Config *c) {
-    return (ModelOptions){.config = c->model, .dtype = c->dtype, .batch = c->micro_batch, .seq_len = c->seq_len,
-                          .recompute = c->recompute, .head_chunk = c->head_chunk,
-                          .sampling = c->sample_every > 0, .training = true};
-}
-
-static CommOptions comm_options(const Run *r, CommShape shape) {
-    int64_t longest = 0;
-    for (int u = 0; u < r->layout.n_units; u++)
-        longest = r->layout.units[u].shard_len > longest ? r->layout.units[u].shard_len : longest;
-    return (CommOptions){.shape = shape, .wire = zero_options(&r->config).reduce_dtype, .max_len = longest,
-                         .timeout = r->config.comm_timeout};
-}
 
 // Ranks with other programs, options or data would compute nonsense together.
 static Status agree_on_run(Run *r) {
@@ -429,13 +412,13 @@ static Status open_device(Run *r) {
 
 static Status open_model(Run *r) {
     const Config *c = &r->config;
-    ZeroOptions zero = zero_options(c);
-    ModelOptions model = model_options(c);
+    ZeroOptions zero = options_zero(c);
+    ModelOptions model = options_model(c);
     OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
     CommShape shape;
     TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
-    CommOptions comm = comm_options(r, shape);
+    CommOptions comm = options_comm(c, &r->layout, shape);
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
@@ -520,53 +503,23 @@ static void close_run(Run *r) {
 
 // ---- what a run says about itself ----
 
-static void plan_choices(Run *r, PlanChoice choices[3], int *n) {
-    static const struct {
-        Recompute recompute;
-        const char *change;
-        double cost;
-    } others[] = {{RECOMPUTE_SELECTIVE, "--recompute selective", 0.05}, {RECOMPUTE_FULL, "--recompute full", 0.33}};
-    ModelOptions options = model_options(&r->config);
-    *n = 0;
-    choices[*n] = (PlanChoice){0};
-    if (model_plan(r->device, &options, choices[(*n)++].bytes) != OK)
-        return;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        if (others[i].recompute <= r->config.recompute)
-            continue;
-        options.recompute = others[i].recompute;
-        choices[*n] = (PlanChoice){.change = others[i].change, .cost = others[i].cost};
-        if (model_plan(r->device, &options, choices[*n].bytes) == OK)
-            ++*n;
-    }
-    status_clear();
-}
-
-// Predict the memory of every stage. Prints the table (--plan), or checks that this run fits.
+// Predict this run's memory, and check that it fits.
 static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     const Config *c = &r->config;
-    PlanChoice choices[3];
-    PlanInput input = plan_input(c, &r->layout, r->n_ranks);
-    Plan plan;
-    plan_choices(r, choices, &input.n_choices);
-    input.choices = choices;
     CommShape shape;
-    CommWorld planned = {.size = r->n_ranks, .host_group = r->n_ranks};
-    TRY(comm_shape_make(c->plan ? &planned : &r->world, c->shard_group, 0, &shape));
-    CommOptions comm = comm_options(r, shape);
-    input.staging_bytes = comm_staging_bytes(&comm);
+    PlanChoice choices[PLAN_CHOICES];
+    PlanInput input;
+    Plan plan;
+    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
+    TRY(plan_model(c, r->device, &r->layout, shape, true, choices, &input));
     plan_compute(&input, &plan);
-    if (c->plan)
-        plan_print(&input, &plan, stdout);
-    else
-        TRY(plan_check(&input, &plan));
     memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
-    return OK;
+    return plan_check(&input, &plan);
 }
 
 // The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
 static Status predict_traffic(Run *r, cJSON *fields) {
-    TrafficInput input = {.layout = &r->layout, .shape = comm_shape(r->comm), .zero = zero_options(&r->config),
+    TrafficInput input = {.layout = &r->layout, .shape = comm_shape(r->comm), .zero = options_zero(&r->config),
                           .grad_accum = r->config.grad_accum, .overlap = r->config.overlap};
     Traffic traffic;
     TRY(traffic_predict(&input, &traffic));
@@ -633,20 +586,18 @@ static Status run_export(const Config *c) {
 }
 
 static Status run_plan(Run *r) {
-    Config *c = &r->config;
-    r->n_ranks = c->ranks;
-    if (c->plan_params > 0) {
-        PlanInput input = plan_input(c, NULL, c->ranks);
-        Plan plan;
-        plan_compute(&input, &plan);
-        plan_print(&input, &plan, stdout);
-        return OK;
-    }
-    size_t predicted[MEM_CATEGORIES];
-    TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, 0, &r->layout));
-    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads};
+    const Config *c = &r->config;
+    ClusterSpeed speed = {.flops = c->plan_flops, .bytes_per_s = c->plan_bandwidth / 8}, measured = {0};
+    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads, .local_rank = r->world.local_rank,
+                            .local_size = r->world.local_size};
     TRY(device_open(&device, &r->device));
-    return predict(r, predicted);
+    if (c->measure)
+        TRY(measure_speed(r->device, &r->world, c->dtype, &measured));
+    if (speed.flops == 0)
+        speed.flops = measured.flops;
+    if (speed.bytes_per_s == 0)
+        speed.bytes_per_s = measured.bytes_per_s;
+    return r->rank == 0 ? plan_cluster(c, r->device, speed, stdout) : OK;
 }
 
 static Status run_training(Run *r) {
@@ -690,7 +641,7 @@ static Status run(Run *r, int argc, char **argv) {
         return OK;
     }
     if (c->version) {
-        printf("zero.c train_gpt, built %s\n", __DATE__);
+        puts("zero.c train_gpt 0.1");
         return OK;
     }
     if (c->hash)
@@ -699,7 +650,7 @@ static Status run(Run *r, int argc, char **argv) {
         return checkpoint_verify(c->verify, stdout);
     if (c->export_hf)
         return run_export(c);
-    if (!c->plan)
+    if (!c->plan || c->measure)
         TRY(comm_start(&r->world));
     r->rank = r->world.rank;
     r->n_ranks = r->world.size;
