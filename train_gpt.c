@@ -22,6 +22,7 @@
 #include "zero/explain.h"
 #include "zero/generate.h"
 #include "zero/hf.h"
+#include "zero/intro.h"
 #include "zero/optimizer_state.h"
 #include "zero/options.h"
 #include "zero/plan.h"
@@ -29,7 +30,6 @@
 #include "zero/replicas.h"
 #include "zero/run.h"
 #include "zero/trace.h"
-#include "zero/traffic.h"
 
 typedef struct Run {
     Config config;
@@ -501,8 +501,6 @@ static void close_run(Run *r) {
     shards_close(r->train);
 }
 
-// ---- what a run says about itself ----
-
 // Predict this run's memory, and check that it fits.
 static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     const Config *c = &r->config;
@@ -515,62 +513,6 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     plan_compute(&input, &plan);
     memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
     return plan_check(&input, &plan);
-}
-
-// The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
-static Status predict_traffic(Run *r, cJSON *fields) {
-    TrafficInput input = {.layout = &r->layout, .shape = comm_shape(r->comm), .zero = options_zero(&r->config),
-                          .grad_accum = r->config.grad_accum, .overlap = r->config.overlap};
-    Traffic traffic;
-    TRY(traffic_predict(&input, &traffic));
-    cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
-    for (int k = 0; k < COMM_HOST_VALUES; k++)
-        cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
-    cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
-    return OK;
-}
-
-static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
-    const Config *c = &r->config;
-    double flops = model_flops_per_token(&c->model, c->seq_len);
-    log_line(r->log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
-             (double)r->layout.n_params / 1e6, c->model.layers, c->model.channels, c->model.heads,
-             (long long)c->model.vocab_size, dtype_name(c->dtype));
-    if (c->model.had_dropout)
-        log_line(r->log, "         the config.json asks for dropout; this program trains without it");
-    log_line(r->log, "device   %s%s", device_name(r->device),
-             device_has_native(r->device, c->dtype) ? "" : "; it has no arithmetic of this dtype: operands are converted to fp32 tile by tile");
-    if (isfinite(r->peak_flops))
-        log_line(r->log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
-    log_line(r->log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
-             c->micro_batch, c->grad_accum, r->n_ranks, c->seq_len);
-    double epochs = (double)c->steps * c->global_batch / (double)shards_n_windows(r->train);
-    log_line(r->log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)shards_n_tokens(r->train),
-             shards_n_files(r->train), shards_n_files(r->train) == 1 ? "" : "s", epochs, (long long)c->steps);
-    size_t measured[MEM_CATEGORIES];
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        measured[k] = device_bytes(r->device, (MemoryCategory)k);
-    if (r->rank == 0)
-        plan_print_measured(predicted, measured, stdout);
-    double as_predicted = memcmp(measured, predicted, sizeof measured) == 0;
-    TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
-    if (as_predicted < r->n_ranks)
-        log_line(r->log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
-                 r->n_ranks - (int)as_predicted, r->n_ranks);
-
-    cJSON *fields = config_to_json(c);
-    cJSON_AddNumberToObject(fields, "n_params", (double)r->layout.n_params);
-    cJSON_AddNumberToObject(fields, "ranks", r->n_ranks);
-    cJSON_AddNumberToObject(fields, "flops_per_token", flops);
-    cJSON_AddNumberToObject(fields, "peak_flops", r->peak_flops);
-    cJSON_AddStringToObject(fields, "device", device_name(r->device));
-    cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
-    cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
-    TRY(predict_traffic(r, fields));
-    log_event(r->log, "start", fields);
-    return OK;
 }
 
 // ---- the program ----
@@ -618,7 +560,11 @@ static Status run_training(Run *r) {
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    TRY(introduce(r, predicted));
+    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
+                   .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
+                   .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
+    memcpy(intro.predicted, predicted, sizeof intro.predicted);
+    TRY(introduce(&intro, r->log));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
     run_catch_signals();
