@@ -72,9 +72,10 @@ static Status check_tensors(const HfModel *hf, const ModelConfig *model) {
                     list_end(&missing, more),
                     strstr(missing.text, "lm_head") ? " (set \"tie_word_embeddings\": true if the head is tied)" : "");
     if (extra.n > 0)
-        return fail("%s has weights that its config.json has no place for: %s%s; it is another model, or one that this "
-                    "program does not compute",
-                    hf->directory, extra.text, list_end(&extra, more));
+        return fail(
+            "%s has weights that its config.json has no place for: %s%s; it is another model, or one that this "
+            "program does not compute",
+            hf->directory, extra.text, list_end(&extra, more));
     return OK;
 }
 
