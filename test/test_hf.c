@@ -26,7 +26,7 @@ static void open_fixture(int i, ModelConfig *model, HfModel *hf) {
 // ---- logits ----
 
 static double attribute(hid_t file, const char *name) {
-    double value;
+    double value = 0;
     hid_t id = H5Aopen(file, name, H5P_DEFAULT);
     assert_true(id >= 0 && H5Aread(id, H5T_NATIVE_DOUBLE, &value) >= 0 && H5Aclose(id) >= 0);
     return value;

@@ -260,9 +260,11 @@ static void test_damage(void **state) {
     }
     int n_good = 0, n_bad = 0;
     for (int f = 0; f < 2; f++) {
-        uint64_t header = 0;
-        memcpy(&header, files[0], 8);
-        size_t range = f == 0 ? (size_t)header + 8 : bytes[1];
+        uint64_t range = bytes[f];
+        if (f == 0) {  // the header, and the length before it
+            memcpy(&range, files[0], 8);
+            range += 8;
+        }
         char *copy = malloc(bytes[f]);
         for (int round = 0; round < 1500; round++) {
             memcpy(copy, files[f], bytes[f]);
