@@ -8,7 +8,10 @@ CC := gcc
 endif
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
-BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)
+# One folder for each way to build, so that objects of different compilers and libraries never mix.
+VARIANT := $(filter-out gcc,$(CC))$(if $(filter 0,$(ONEDNN)),-openblas)$(if $(filter 0,$(MPI)),-nompi)
+BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)$(addprefix -,$(VARIANT:-%=%))
+FOUND := $(BUILD)/found.mk
 PROBE := scripts/probe.sh
 
 WARN := -Wall -Wextra -Wshadow -Werror -Wno-psabi
@@ -22,9 +25,9 @@ CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame
 endif
 
 # ---- what this machine has: each probe compiles and links one line (a name in a package list proves nothing) ----
-include build/found.mk
-build/found.mk: Makefile $(PROBE)
-	@mkdir -p build && CC="$(CC)" MPI="$(MPI)" ONEDNN="$(ONEDNN)" $(PROBE) > $@.tmp && mv $@.tmp $@
+include $(FOUND)
+$(FOUND): Makefile $(PROBE)
+	@mkdir -p $(@D) && CC="$(CC)" MPI="$(MPI)" ONEDNN="$(ONEDNN)" $(PROBE) > $@.tmp && mv $@.tmp $@
 
 CFLAGS += $(FOUND_CFLAGS)
 LDLIBS += $(FOUND_LIBS)
@@ -34,7 +37,7 @@ LIB_SRC := $(wildcard llm/*.c zero/*.c data/*.c) $(filter-out %_isa.c,$(wildcard
 ifneq ($(HAVE_MPI),1)
 LIB_SRC := $(filter-out zero/comm_mpi%.c,$(LIB_SRC))
 endif
-# Kernels in llm/cpu/*_isa.c are compiled once per instruction set; llm/cpu/isa.h picks one at run time.
+# Kernels in llm/cpu/*_isa.c are compiled once per instruction set; llm/cpu/cpu.h picks one at run time.
 ISA_SRC := $(wildcard llm/cpu/*_isa.c)
 ARCH := $(shell uname -m)
 ifeq ($(ARCH),x86_64)
@@ -69,7 +72,15 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(BUILD)/libzero.a
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libzero.a
 	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 
-tests: $(TESTS) $(BUILD)/train_gpt
+# The same program with the hooks that tests need (llm/hooks.h): the few sources that have any, compiled once more; the
+# linker takes these before those of the library.
+HOOKED := $(shell grep -l '"llm/hooks.h"' $(LIB_SRC))
+$(BUILD)/hooks/%.o: %.c
+	@mkdir -p $(@D) && echo "  cc   $< (hooks)" && $(CC) $(CFLAGS) -DTEST_HOOKS -c -o $@ $<
+$(BUILD)/train_gpt_hooks: $(BUILD)/train_gpt.o $(HOOKED:%.c=$(BUILD)/hooks/%.o) $(BUILD)/libzero.a
+	@echo "  link $@" && $(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+
+tests: $(TESTS) $(BUILD)/train_gpt $(BUILD)/train_gpt_hooks
 test: tests
 	@BUILD=$(BUILD) scripts/run_tests.sh
 bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
@@ -79,4 +90,5 @@ format:
 clean:
 	rm -rf build train_gpt
 
+-include dev/cudasim/cudasim.mk
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/h5.h"
+#include "data/unicode.h"
 #include "data/vocab_tables.h"
 
 enum { MAX_TOKENS = 1 << 24, MAX_BYTES = 1 << 28 };  // far above any tokenizer; more is damage
@@ -255,4 +256,37 @@ const char *vocab_token(const Vocab *vocab, int64_t token, size_t *bytes) {
     static _Thread_local char text[32];
     *bytes = (size_t)snprintf(text, sizeof text, "<%lld>", (long long)token);
     return text;
+}
+
+// Append a character to text, if it fits with the terminator.
+static bool put(char *text, size_t text_bytes, size_t *used, const char *from, size_t n) {
+    if (*used + n >= text_bytes)
+        return false;
+    memcpy(text + *used, from, n);
+    *used += n;
+    return true;
+}
+
+void vocab_decode(const Vocab *vocab, const int32_t *tokens, int n_tokens, char *text, size_t text_bytes) {
+    // A character may be spread over tokens, so bytes are joined first: up to the longest text that can come out
+    char *joined = malloc(text_bytes);
+    size_t n_joined = 0, used = 0;
+    for (int i = 0; joined && i < n_tokens; i++) {
+        size_t bytes;
+        const char *piece = vocab_token(vocab, tokens[i], &bytes);
+        if (vocab_size(vocab) == 0 && i > 0 && !put(joined, text_bytes, &n_joined, " ", 1))
+            break;
+        if (!put(joined, text_bytes, &n_joined, piece, bytes))
+            break;
+    }
+    for (size_t i = 0; i < n_joined;) {
+        uint32_t code;
+        size_t n = utf8_next(joined + i, n_joined - i, &code);
+        bool valid = code != 0xfffd && code != 0;
+        if (!put(text, text_bytes, &used, valid ? joined + i : "\xef\xbf\xbd", valid ? n : 3))
+            break;
+        i += n;
+    }
+    text[used] = '\0';
+    free(joined);
 }

@@ -28,6 +28,8 @@ int64_t vocab_size(const Vocab *vocab);   // 0 without a vocabulary
 int64_t vocab_eot(const Vocab *vocab);    // -1 if the shard names none
 // The bytes of one token (not terminated); "<id>" for tokens without text, valid until this thread's next call.
 const char *vocab_token(const Vocab *vocab, int64_t token, size_t *bytes);
+// The text of tokens as valid UTF-8 (what is not becomes U+FFFD), cut to text_bytes and terminated.
+void vocab_decode(const Vocab *vocab, const int32_t *tokens, int n_tokens, char *text, size_t text_bytes);
 // Encode text; *n_tokens in: room, out: used. Fails when the shard's tokenizer cannot encode and text is not a list of ids.
 Status vocab_encode(const Vocab *vocab, const char *text, int32_t *tokens, int *n_tokens);
 

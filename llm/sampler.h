@@ -11,7 +11,9 @@ typedef struct SamplerOptions {
     uint64_t seed;       // counter-based: sample number `index` of `seed` is a pure function
 } SamplerOptions;
 
-// Pick a token of logits (vocab). scratch holds vocab pairs (16 bytes each).
+enum { SAMPLER_SCRATCH_BYTES = 16 };  // a token of the vocabulary
+
+// Pick a token of logits (vocab). scratch holds vocab · SAMPLER_SCRATCH_BYTES bytes.
 int32_t sampler_pick(const SamplerOptions *options, uint64_t index, const float *logits, int64_t vocab, void *scratch);
 
 #endif

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Hosts on one machine, for tests and for comparing networks: network namespaces on a bridge, with real TCP between them,
-# each with its own host name. Needs root and a kernel with network namespaces.
+# Hosts on one machine, for tests and for comparing networks: network namespaces on a bridge, with real TCP between
+# them, each with its own host name. Needs root and a kernel with network namespaces.
 #
 #   hosts.sh NAME up N               make hosts NAME1 … NAMEN with the addresses 10.88.0.1 … N (NAME: 1 to 8 letters)
 #   hosts.sh NAME shape RATE|off     limit what each host sends, e.g. 1gbit (tc's units), or stop limiting it
@@ -12,9 +12,10 @@
 # Hosts of different NAMEs do not see each other, so several tests can run at once. All hosts share this machine's files
 # and cores.
 #
-# For MPI over them: --interface 10.88.0.0/24. Near the nominal rate with traffic in both directions (Open MPI's default
-# protocol gets half to two thirds of it): --mca btl_tcp_flags send,inplace --mca btl_tcp_sndbuf 262144
-# --mca btl_tcp_rcvbuf 262144. Rates up to 2gbit are kept within a few percent; beyond, the cores are the limit.
+# run_mpirun.sh needs --bind none (or two hosts share one core) and --interface 10.88.0.0/24. Near the nominal
+# rate with traffic in both directions (Open MPI's default protocol gets half to two thirds of it): --mca btl_tcp_flags
+# send,inplace --mca btl_tcp_sndbuf 262144 --mca btl_tcp_rcvbuf 262144. Rates up to 2gbit are kept within a few percent;
+# beyond, the cores are the limit.
 set -euo pipefail
 
 SUBNET=10.88.0
@@ -57,7 +58,7 @@ shape() {
     local host
     for host in $(hosts); do
         tc -n "$host" qdisc del dev e0 root 2>/dev/null || true
-        # The route's congestion control is set in both cases: BBR, the default of many hosts, paces below a shaped rate.
+        # Congestion control in both cases, so that only the rate differs: BBR, a common default, paces below it.
         ip -n "$host" route replace $SUBNET.0/24 dev e0 src "$SUBNET.${host#"$name"}" congctl cubic
         [ "$1" = off ] || tc -n "$host" qdisc add dev e0 root tbf rate "$1" burst 128kb latency 5ms
     done
@@ -91,7 +92,7 @@ case ${1:-} in
         case "${2:-} $#" in
             "up 3")
                 [[ $3 =~ ^[1-9][0-9]?$ ]] || fail "up needs the number of hosts, 1 to 99, not '$3'"
-                [ -z "$(hosts)" ] || fail "there are hosts of this name: $(hosts | tr '\n' ' ')(hosts.sh $name down removes them)"
+                [ -z "$(hosts)" ] || fail "there are hosts of the name $name: hosts.sh $name down removes them"
                 trap down ERR
                 up "$3"
                 ;;

@@ -9,23 +9,24 @@
 #   --hostfile FILE        the same from a file: `name` or `name slots=K` a line (# starts a comment)
 #   -n, --ranks N          ranks in all; default: hosts × ranks a host
 #   --ranks-per-host K     default: slots, or ranks ÷ hosts, or one a GPU, or where there is none one a CPU socket
-#   --threads T            threads a rank, each on its own core; default: cores of a host ÷ ranks on it
+#   --threads T            threads a rank; default: cores of a host ÷ ranks on it
+#   --bind core|none       each rank on cores of its own, or (hosts that share a machine, other programs) anywhere
 #   --interface NAME       TCP through this interface or subnet (eth0, 10.0.0.0/24); default: Open MPI's choice
 #   --ssh-agent COMMAND    what to use instead of ssh, called as COMMAND HOST command…
-#   --env NAME[=VALUE]     pass a variable to all ranks; OMP_*, NCCL_*, CUDA_* and LD_LIBRARY_PATH always are. Repeatable
+#   --env NAME[=VALUE]     pass a variable to all ranks (OMP_*, NCCL_*, CUDA_*, LD_LIBRARY_PATH always are). Repeatable
 #   --mca KEY VALUE        a parameter of Open MPI. Repeatable
 #   --dry-run              print the mpirun command and end
 #
 # what happens when
 #   --max-restarts N       start again after a failure, but not more than N times (3) within
 #   --restart-window S     the last S seconds (3600); failures without a new checkpoint in between always count
-#   --backoff S            wait S seconds (10) before the first restart and twice as long before each next one, up to 300
+#   --backoff S            wait S seconds (10) before the first restart, twice as long before each next one, up to 300
 #   --save-timeout S       ranks that were asked to stop may take S seconds (600) to save
 #
-# SIGTERM, SIGINT (Ctrl-C), SIGHUP: the ranks get SIGUSR2, drop the unfinished step, save the last finished one and end; a
-# second one ends them at once. SIGUSR1: save and go on. Exit status: 0 done, 1 failed (and not, or too often, restarted),
-# 2 bad usage, 3 interrupted after saving. 2 and 3 are never restarted. As a systemd service use KillMode=mixed, so that
-# ranks get one signal, not two.
+# SIGTERM, SIGINT (Ctrl-C), SIGHUP: the ranks get SIGUSR2, drop the unfinished step, save the last finished one and end;
+# a second one ends them at once. SIGUSR1: save and go on. Exit status: 0 done, 1 failed (and not, or too often,
+# restarted), 2 bad usage, 3 interrupted after saving. 2 and 3 are never restarted. As a systemd service use
+# KillMode=mixed, so that ranks get one signal, not two.
 set -uo pipefail
 
 MPIRUN=${MPIRUN:-mpirun}
@@ -35,7 +36,7 @@ usage() { say "$* (--help lists the options)"; exit 2; }
 
 # ---- options ----
 
-hosts='' hostfile='' ranks='' ranks_per_host='' threads='' interface='' agent='' dry_run=''
+hosts='' hostfile='' ranks='' ranks_per_host='' threads='' bind=core interface='' agent='' dry_run=''
 max_restarts=3 restart_window=3600 backoff=10 save_timeout=600
 exports=() mca=()
 while [ $# -gt 0 ]; do
@@ -55,6 +56,7 @@ while [ $# -gt 0 ]; do
     case $option in
         -n | --ranks | --ranks-per-host | --threads)
             [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || usage "$option must be a number from 1, not '$2'" ;;
+        --bind) [[ $2 =~ ^(core|none)$ ]] || usage "--bind must be core or none, not '$2'" ;;
         --max-restarts | --restart-window | --backoff | --save-timeout)
             [[ $2 =~ ^(0|[1-9][0-9]{0,7})$ ]] || usage "$option must be a number from 0, not '$2'" ;;
     esac
@@ -64,6 +66,7 @@ while [ $# -gt 0 ]; do
         -n | --ranks) ranks=$2 ;;
         --ranks-per-host) ranks_per_host=$2 ;;
         --threads) threads=$2 ;;
+        --bind) bind=$2 ;;
         --interface) interface=$2 ;;
         --ssh-agent) agent=$2 ;;
         --env) exports+=(-x "$2") ;;
@@ -102,12 +105,20 @@ version=$("$MPIRUN" --version 2>/dev/null | head -n 1)
 
 # One `host slots` a line; slots 0: not given. A host on several lines has that many slots, as batch systems write it.
 list_hosts() {
-    if [ -n "$hostfile" ]; then cat -- "$hostfile"; else tr ',' '\n' <<<"${hosts:-localhost}" | sed 's/:/ slots=/'; fi | awk '
+    if [ -n "$hostfile" ]; then
+        cat -- "$hostfile"
+    else
+        tr ',' '\n' <<<"${hosts:-localhost}" | sed 's/:/ slots=/'
+    fi | awk '
         { sub(/#.*/, "") }
         NF {
             if (!($1 in lines)) order[++n] = $1
             lines[$1]++
-            if (match($0, /slots *= *[0-9]+/)) { s = substr($0, RSTART, RLENGTH); sub(/[^0-9]*/, "", s); slots[$1] += s }
+            if (match($0, /slots *= *[0-9]+/)) {
+                s = substr($0, RSTART, RLENGTH)
+                sub(/[^0-9]*/, "", s)
+                slots[$1] += s
+            }
         }
         END { for (i = 1; i <= n; i++) { h = order[i]; print h, (slots[h] ? slots[h] : lines[h] > 1 ? lines[h] : 0) } }'
 }
@@ -125,7 +136,9 @@ done < <(list_hosts)
 [ ${#names[@]} -gt 0 ] || usage "${hostfile:---hosts} names no host"
 
 gpus=0
-if [ "$(value_of --device)" != cpu ] && command -v nvidia-smi >/dev/null; then gpus=$(nvidia-smi -L | grep -c '^GPU'); fi
+if [ "$(value_of --device)" != cpu ] && command -v nvidia-smi >/dev/null; then
+    gpus=$(nvidia-smi -L | grep -c '^GPU')
+fi
 cores=$(lscpu -p=CORE,SOCKET | grep -v '^#' | sort -u | wc -l)
 [ "$cores" -le "$(nproc)" ] || cores=$(nproc)
 if [ -z "$ranks_per_host" ]; then
@@ -149,10 +162,13 @@ threads=${threads:-$((cores / ranks_per_host > 0 ? cores / ranks_per_host : 1))}
 # ---- the mpirun command ----
 
 command=("$MPIRUN" --host "$(printf "%s:$ranks_per_host\n" "${names[@]}" | paste -sd,)" -n "$ranks" --wdir "$PWD")
-if [ $((threads * ranks_per_host)) -le "$cores" ]; then
+if [ "$bind" = core ] && [ $((threads * ranks_per_host)) -gt "$cores" ]; then
+    say "$ranks_per_host ranks × $threads threads share $cores cores: not bound to cores"
+    bind=none
+fi
+if [ "$bind" = core ]; then
     command+=(--map-by "ppr:$ranks_per_host:node:PE=$threads" --bind-to core)
 else
-    say "$ranks_per_host ranks × $threads threads share $cores cores: not bound to cores"
     command+=(--map-by "ppr:$ranks_per_host:node" --bind-to none --oversubscribe)
 fi
 for name in $(compgen -e | grep -E '^((OMP|NCCL|CUDA)_|LD_LIBRARY_PATH$)' | grep -v '^OMP_NUM_THREADS$'); do
@@ -165,8 +181,8 @@ if [ -n "$interface" ]; then
     command+=(--mca btl_tcp_if_include "$interface" --mca oob_tcp_if_include "$interface")
     [[ $interface == */* ]] || command+=(-x "NCCL_SOCKET_IFNAME=$interface")
 fi
-# Not set: odls_base_sigkill_timeout. mpirun gives ranks one second from SIGTERM to SIGKILL, too short to save, but it waits
-# twice that long whenever a rank has failed, even if none is left. So ranks save on SIGUSR2, and SIGTERM means the end.
+# Not set: odls_base_sigkill_timeout. mpirun gives ranks one second from SIGTERM to SIGKILL, too short to save, but it
+# waits twice that long whenever a rank has failed, even if none is left. So ranks save on SIGUSR2, not on SIGTERM.
 # A host that has gone (power, cable) is noticed after 5 + 3 · 2 seconds, not after hours.
 command+=(--mca oob_tcp_keepalive_time 5 --mca oob_tcp_keepalive_intvl 2 --mca oob_tcp_keepalive_probes 3)
 command+=("${mca[@]}" "$program" "${arguments[@]}")
@@ -243,8 +259,14 @@ while :; do
         say "it was asked to stop and ended before it said that it had saved; newest checkpoint: $(newest_checkpoint)"
         exit 1
     fi
-    [ -n "$out" ] || { say "not restarted: without --out there is no checkpoint to go on from"; exit 1; }
-    [ "${resume:-auto}" = auto ] || { say "not restarted: --resume $resume would not go on from the newest checkpoint"; exit 1; }
+    if [ -z "$out" ]; then
+        say "not restarted: without --out there is no checkpoint to go on from"
+        exit 1
+    fi
+    if [ "${resume:-auto}" != auto ]; then
+        say "not restarted: --resume $resume would not go on from the newest checkpoint"
+        exit 1
+    fi
 
     previous=$checkpoint
     checkpoint=$(newest_checkpoint)
@@ -254,13 +276,14 @@ while :; do
     done
     failures=("${recent[@]}" $SECONDS)
     if [ ${#failures[@]} -gt "$max_restarts" ]; then
-        say "giving up after ${#failures[@]} failures: --max-restarts is $max_restarts within $restart_window s"
+        say "giving up at failure ${#failures[@]}: --max-restarts is $max_restarts within $restart_window s"
         exit 1
     fi
     pause=$backoff
     for ((i = 1; i < ${#failures[@]} && pause < 300; i++)); do pause=$((2 * pause)); done
     [ "$pause" -le 300 ] || pause=300
-    say "restart ${#failures[@]} of $max_restarts in $pause s, from ${checkpoint:-the beginning: there is no checkpoint yet}"
+    from=${checkpoint:-the beginning: there is no checkpoint yet}
+    say "restart ${#failures[@]} of $max_restarts in $pause s, from $from"
     resume_at=$((SECONDS + pause))
     while [ $SECONDS -lt $resume_at ] && [ $asked -eq 0 ]; do
         sleep 1 >/dev/null 2>&1 &

@@ -15,6 +15,8 @@ TIMES=build/test_times
 PYTHON=${PYTHON:-/usr/bin/python3} # the one that Debian's packages install into
 export BUILD TRAIN_GPT=${TRAIN_GPT:-$BUILD/train_gpt}
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+# Tests run several programs at once; threads that spin at barriers would take each other's cores.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 c_only='' max_seconds=''
 while [ $# -gt 0 ]; do
     case $1 in

@@ -3,6 +3,7 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -11,9 +12,16 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPTS = os.path.join(ROOT, "scripts")
 RUN_MPIRUN = os.path.join(SCRIPTS, "run_mpirun.sh")
-# Ranks share cores here: let them yield while they wait.
-ENVIRONMENT = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}
+PATIENCE = 60  # seconds: on an idle machine all takes a few, on a busy one much more
 _trainer = None
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+# A test program that runs into its time limit gets SIGTERM; what it has registered with atexit is then cleaned up.
+signal.signal(signal.SIGTERM, _interrupt)
 
 
 def build_trainer():
@@ -30,7 +38,7 @@ def build_trainer():
     return _trainer
 
 
-def wait_for(condition, what, seconds=30):
+def wait_for(condition, what, seconds=PATIENCE):
     """Poll until condition() is true and return its value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -68,7 +76,7 @@ class Scratch(unittest.TestCase):
         """Start a command; its output goes to the file `output`."""
         with open(self.path("output"), "w", encoding="utf-8") as output:
             process = subprocess.Popen(command, cwd=self.dir, stdout=output, stderr=subprocess.STDOUT,
-                                       stdin=subprocess.DEVNULL, env={**ENVIRONMENT, **environment})
+                                       stdin=subprocess.DEVNULL, env={**os.environ, **environment})
         self.addCleanup(self.end, process)
         return process
 
@@ -86,7 +94,7 @@ class Scratch(unittest.TestCase):
             process.kill()
             process.wait()
 
-    def run_to_end(self, *command, seconds=60, **environment):
+    def run_to_end(self, *command, seconds=2 * PATIENCE, **environment):
         """Exit status of a command that has to end by itself."""
         process = self.start(*command, **environment)
         try:

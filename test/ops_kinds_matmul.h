@@ -2,7 +2,7 @@
 #ifndef TEST_OPS_KINDS_MATMUL_H
 #define TEST_OPS_KINDS_MATMUL_H
 
-#include "ops_kinds.h"
+#include "test/ops_kinds.h"
 
 // ---- linear: rows, in, out, ld of y and dy ----
 enum { L_X, L_W, L_BIAS, L_RESIDUAL, L_Y };

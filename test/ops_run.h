@@ -2,10 +2,10 @@
 #ifndef TEST_OPS_RUN_H
 #define TEST_OPS_RUN_H
 
-#include "check.h"
+#include "test/check.h"
 
 #include "llm/device.h"
-#include "ops_kinds.h"
+#include "test/ops_kinds.h"
 
 enum { GUARD = 64 };  // poisoned elements behind each tensor
 

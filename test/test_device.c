@@ -1,6 +1,6 @@
 // test_device: memory accounts and their messages, the seal, and what streams and events promise (llm/device.h), on the
 // CPU.
-#include "check.h"
+#include "test/check.h"
 
 #include <stdatomic.h>
 #include <time.h>

@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from launching import RUN_MPIRUN, SCRIPTS, Scratch, wait_for
+from launching import PATIENCE, RUN_MPIRUN, SCRIPTS, Scratch, wait_for
 
 # Does what mpirun does to one rank, in no time: scenarios with many starts use it.
 QUICK_MPIRUN = """#!/bin/sh
@@ -27,8 +27,7 @@ starts=$(grep -c start log)
 case $1 in
     exit) exit "$2" ;;
     third) [ "$starts" -ge 3 ] ;;
-    progress) mkdir -p "run/step_0000000$starts"; sleep 1.2; [ "$starts" -ge 4 ] ;;
-    slow) sleep 1.2; [ "$starts" -ge 4 ] ;;
+    progress) mkdir -p "run/step_0000000$starts"; [ "$starts" -ge 4 ] ;;
     wait) while :; do sleep 0.1; done ;;
     deaf) trap '' USR2 TERM; while :; do sleep 0.1; done ;;
 esac
@@ -39,7 +38,7 @@ esac
 class Options(Scratch):
     def command(self, *options, status=0):
         """The mpirun command of --dry-run, or what is said when there is none."""
-        process = subprocess.run([RUN_MPIRUN, "--dry-run", *options], capture_output=True, text=True, timeout=20,
+        process = subprocess.run([RUN_MPIRUN, "--dry-run", *options], capture_output=True, text=True, timeout=PATIENCE,
                                  cwd=self.dir)
         self.assertEqual(status, process.returncode, process.stderr)
         return shlex.split(process.stdout) if status == 0 else process.stderr
@@ -50,7 +49,7 @@ class Options(Scratch):
     def test_one_machine(self):
         command = self.command("-n", "2", "--threads", "1", "sh", "--model", "m", "--device", "cpu")
         self.assert_has(command, "--host", "localhost:2", "-n", "2")
-        self.assertEqual(command[-7:], [os.path.realpath("/bin/sh"), "--model", "m", "--device", "cpu", "--threads", "1"])
+        self.assertEqual([os.path.realpath("/bin/sh"), *"--model m --device cpu --threads 1".split()], command[-7:])
 
     def test_hosts_and_ranks(self):
         for options, host, n in [
@@ -74,12 +73,14 @@ class Options(Scratch):
         if command[command.index("--bind-to") + 1] == "core":  # one hardware thread a core
             self.assert_has(command, "--map-by", f"ppr:1:node:PE={cores}")
         self.assert_has(self.command("-n", str(cores + 1), "sh"), "--bind-to", "none", "--oversubscribe")
+        self.assert_has(self.command("--bind", "none", "-n", "1", "sh"), "--map-by", "ppr:1:node", "--bind-to", "none")
         command = self.command("-n", "1", "sh", "--threads=1")
         self.assertEqual(command[-1], "--threads=1")
         self.assert_has(command, "-x", "OMP_NUM_THREADS=1")
 
     def test_network_and_environment(self):
-        command = self.command("--interface", "eth7", "--ssh-agent", "ssh -q", "--env", "A=b c", "--mca", "k", "v", "sh")
+        command = self.command("--interface", "eth7", "--ssh-agent", "ssh -q", "--env", "A=b c", "--mca", "k", "v",
+                               "sh")
         self.assert_has(command, "--mca", "btl_tcp_if_include", "eth7", "--mca", "oob_tcp_if_include", "eth7")
         self.assertIn("NCCL_SOCKET_IFNAME=eth7", command)
         self.assertEqual(command[command.index("plm_rsh_agent") + 1], "ssh -q")
@@ -96,6 +97,7 @@ class Options(Scratch):
             (["--frob", "1", "sh"], "unknown option --frob"),
             (["-n", "none", "sh"], "-n must be a number"),
             (["-n"], "-n needs a value"),
+            (["--bind", "socket", "sh"], "--bind must be core or none"),
             (["--hosts", "a;b", "sh"], "'a;b' is not the name of a host"),
             (["--hosts", "a", "--hostfile", "b", "sh"], "exclude each other"),
             (["--hostfile", "missing", "sh"], "cannot read --hostfile missing"),
@@ -106,7 +108,8 @@ class Options(Scratch):
                 self.assertIn(message, self.command(*options, status=2))
 
     def test_help(self):
-        text = subprocess.run([RUN_MPIRUN, "--help"], capture_output=True, text=True, timeout=20, check=True).stdout
+        text = subprocess.run([RUN_MPIRUN, "--help"], capture_output=True, text=True, timeout=PATIENCE,
+                              check=True).stdout
         for option in ("--hostfile", "--interface", "--max-restarts", "--save-timeout", "--dry-run"):
             self.assertIn(option, text)
 
@@ -154,14 +157,14 @@ class Restarts(Supervised):
         self.assert_status(1, self.run_trainer("exit", "137", options=["--max-restarts", "2"]))
         self.assertEqual(3, self.starts())
         self.assertIn("mpirun's exit status 137", self.read("output"))
-        self.assertIn("giving up after 3 failures", self.read("output"))
+        self.assertIn("giving up at failure 3", self.read("output"))
 
     def test_old_failures_are_forgotten_where_checkpoints_are_made(self):
-        self.assert_status(0, self.run_trainer("progress", options=["--max-restarts", "1", "--restart-window", "1"]))
+        self.assert_status(0, self.run_trainer("progress", options=["--max-restarts", "1", "--restart-window", "0"]))
         self.assertEqual(4, self.starts())
 
     def test_old_failures_count_where_no_checkpoint_is_made(self):
-        self.assert_status(1, self.run_trainer("slow", options=["--max-restarts", "1", "--restart-window", "1"]))
+        self.assert_status(1, self.run_trainer("third", options=["--max-restarts", "1", "--restart-window", "0"]))
         self.assertEqual(2, self.starts())
 
     def test_no_restart_without_checkpoints(self):
@@ -177,7 +180,7 @@ class Restarts(Supervised):
         wait_for(lambda: "restart 3 of 3 in 4 s" in self.read("output"), "the third pause")
         self.assertIn("restart 2 of 3 in 2 s", self.read("output"))
         process.terminate()
-        self.assert_status(1, process.wait(timeout=5))
+        self.assert_status(1, process.wait(timeout=PATIENCE))
         self.assertEqual(3, self.starts())
 
 
@@ -185,26 +188,24 @@ class Restarts(Supervised):
 class Signals(Supervised):
     """Through mpirun itself: what reaches a rank."""
 
-    def start_trainer(self, mode):
-        process = self.start(RUN_MPIRUN, "-n", "1", "--save-timeout", "2", self.trainer, mode, "--out", "run")
+    def start_trainer(self, mode, save_timeout):
+        process = self.start(RUN_MPIRUN, "-n", "1", "--save-timeout", save_timeout, self.trainer, mode, "--out", "run")
         wait_for(lambda: "start" in self.read("log"), "the start of the trainer")
         time.sleep(0.3)
         return process
 
     def test_save_and_stop(self):
-        process = self.start_trainer("wait")
+        process = self.start_trainer("wait", "60")
         process.send_signal(signal.SIGUSR1)
         wait_for(lambda: "USR1" in self.read("log"), "SIGUSR1 at the rank")
         process.send_signal(signal.SIGTERM)
-        self.assert_status(3, process.wait(timeout=20))
+        self.assert_status(3, process.wait(timeout=PATIENCE))
         self.assertEqual("start\nUSR1\nUSR2\n", self.read("log"))
 
     def test_a_rank_that_does_not_answer_is_ended(self):
-        process = self.start_trainer("deaf")
+        process = self.start_trainer("deaf", "0")
         process.send_signal(signal.SIGINT)
-        start = time.monotonic()
-        self.assert_status(1, process.wait(timeout=30))
-        self.assertGreater(time.monotonic() - start, 2)
+        self.assert_status(1, process.wait(timeout=PATIENCE))
         self.assertIn("ended before it said that it had saved", self.read("output"))
         self.assertEqual(1, self.starts())
         # Nothing is left: the trainer's arguments hold the name of this test's directory.
@@ -217,8 +218,8 @@ class Signals(Supervised):
         process.send_signal(signal.SIGTERM)
         wait_for(lambda: "asked to stop" in self.read("output"), "the first signal")
         process.send_signal(signal.SIGTERM)
-        self.assert_status(1, process.wait(timeout=15))
+        self.assert_status(1, process.wait(timeout=PATIENCE))
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)

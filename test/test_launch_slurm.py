@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""scripts/train.sbatch under a Slurm of its own, with two virtual nodes on this machine; needs root and Slurm's packages.
+"""scripts/train.sbatch under a Slurm of its own with two virtual nodes on this machine; needs root and Slurm.
 
 The jobs of all tests start together, two on a node's two CPUs, because Slurm is slow: it looks at time limits twice a
 minute.
 """
+import atexit
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 import unittest
 
-from launching import ENVIRONMENT, SCRIPTS, build_trainer, wait_for
+from launching import PATIENCE, SCRIPTS, build_trainer, wait_for
 
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 JOBS_AT_ONCE = 5
@@ -41,7 +43,7 @@ class Slurm:
     def __init__(self, root):
         self.root = root
         self.daemons = []
-        self.environment = {**ENVIRONMENT, "SLURM_CONF": f"{root}/slurm.conf"}
+        self.environment = {**os.environ, "SLURM_CONF": f"{root}/slurm.conf"}
         host = socket.gethostname().split(".")[0]
         ports = free_ports(3)
         os.chmod(root, 0o711)  # munged wants a socket that everybody can reach
@@ -79,7 +81,7 @@ ReturnToService=2
         self.daemon("munged", "--foreground", f"--socket={self.root}/munge.socket", f"--key-file={self.root}/munge.key",
                     f"--pid-file={self.root}/munged.pid", f"--log-file={self.root}/munged.log",
                     f"--seed-file={self.root}/munged.seed")
-        wait_for(lambda: os.path.exists(f"{self.root}/munge.socket"), "munged's socket", 10)
+        wait_for(lambda: os.path.exists(f"{self.root}/munge.socket"), "munged's socket")
         self.daemon("slurmctld", "-D", "-i", "-f", f"{self.root}/slurm.conf")
         for node in ("n1", "n2"):
             self.daemon("slurmd", "-D", "-N", node, "-f", f"{self.root}/slurm.conf")
@@ -88,21 +90,25 @@ ReturnToService=2
     def daemon(self, *command):
         with open(f"{self.root}/daemons.log", "a", encoding="utf-8") as log:
             self.daemons.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                                 env=self.environment))
+                                                 env=self.environment, cwd=self.root))
 
     def stop(self):
-        self.run("scancel", "--full", "--signal=KILL", "--user=root", check=False)
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
+        """End everything that works in this directory: the daemons, and what is left of their jobs."""
+        atexit.unregister(self.stop)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                daemon.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+                with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                    places = [os.readlink(f"/proc/{pid}/cwd"), file.read()]
+                if int(pid) != os.getpid() and any(self.root in place for place in places):
+                    os.kill(int(pid), signal.SIGKILL)
+            except OSError:
+                pass  # it ended meanwhile
+        for daemon in self.daemons:
+            daemon.wait()
 
     def run(self, *command, check=True):
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=check,
-                              env=self.environment, cwd=self.root).stdout
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=PATIENCE, check=check, env=self.environment, cwd=self.root).stdout
 
 
 class Job:
@@ -110,12 +116,14 @@ class Job:
 
     def __init__(self, slurm, name, sbatch_options, *options):
         self.slurm, self.name = slurm, name
-        os.mkdir(f"{slurm.root}/{name}")
-        self.id = slurm.run("sbatch", "--parsable", f"--job-name={name}", f"--output={name}/output", *sbatch_options,
-                            f"{SCRIPTS}/train.sbatch", build_trainer(), "--out", name, *options).strip()
+        self.out = f"{slurm.root}/{name}"
+        os.mkdir(self.out)
+        self.id = slurm.run("sbatch", "--parsable", f"--job-name={name}", f"--output={self.out}/output",
+                            *sbatch_options, f"{SCRIPTS}/train.sbatch",
+                            build_trainer(), "--out", self.out, *options).strip()
 
     def read(self, file):
-        path = f"{self.slurm.root}/{self.name}/{file}"
+        path = f"{self.out}/{file}"
         if not os.path.exists(path):
             return ""
         with open(path, encoding="utf-8") as f:
@@ -125,9 +133,9 @@ class Job:
         words = self.slurm.run("scontrol", "show", "job", self.id).split()
         return dict(word.split("=", 1) for word in words if "=" in word).get(key)
 
-    def wait_for(self, condition, what, seconds=30):
+    def wait_for(self, condition, what):
         try:
-            return wait_for(condition, f"job {self.name}: {what}", seconds)
+            return wait_for(condition, f"job {self.name}: {what}", 2 * PATIENCE)
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {self.show('JobState')}; output:\n{self.read('output')}") from None
 
@@ -135,11 +143,11 @@ class Job:
         self.wait_for(lambda: self.show("JobState") == state, state)
 
     def wait_for_steps(self):
-        self.wait_for(lambda: os.path.exists(f"{self.slurm.root}/{self.name}/step_00000010"), "first steps")
+        self.wait_for(lambda: os.path.exists(f"{self.out}/step_00000010"), "first steps")
 
-    def wait_for_restart(self, seconds):
+    def wait_for_restart(self):
         """Slurm waits two minutes before it starts a job again: hurry."""
-        self.wait_for(lambda: self.show("Restarts") == "1" and self.show("JobState") == "PENDING", "queued again", seconds)
+        self.wait_for(lambda: self.show("Restarts") == "1" and self.show("JobState") == "PENDING", "queued again")
 
         def started():
             # Not in the second in which it ended: Slurm takes such a start for a replay and refuses it.
@@ -166,6 +174,7 @@ class TrainSbatch(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, root, ignore_errors=True)
         cls.slurm = Slurm(root)
         cls.addClassCleanup(cls.slurm.stop)
+        atexit.register(cls.slurm.stop)
         cls.slurm.start()
         if "pmix" not in cls.slurm.run("srun", "--mpi=list"):
             raise unittest.SkipTest("this Slurm has no PMIx plugin")
@@ -179,10 +188,10 @@ class TrainSbatch(unittest.TestCase):
     def test_time_limit(self):
         """Slurm's own signal before the limit: save, queue again, go on."""
         job = self.limited
-        job.wait_for_restart(70)
+        job.wait_for_restart()
         self.assertIn("saved after signal 12", job.read("log"))
         self.assertEqual("failures:0", job.show("Comment"))
-        saved = max(int(name[5:]) for name in os.listdir(f"{self.slurm.root}/limited") if name.startswith("step_"))
+        saved = max(int(name[5:]) for name in os.listdir(job.out) if name.startswith("step_"))
         started = int(job.read("log").split("start")[2].split()[0])
         self.assertGreater(started, 0)
         self.assertLessEqual(started, saved)
@@ -191,7 +200,7 @@ class TrainSbatch(unittest.TestCase):
     def test_failure(self):
         """A rank that dies ends all ranks; the job is queued again and finishes."""
         job = self.failing
-        job.wait_for_restart(40)
+        job.wait_for_restart()
         self.assertEqual("failures:1", job.show("Comment"))
         job.wait_for_state("COMPLETED")
         self.assertEqual(["start 0", "start 20", "done 60"], job.read("log").splitlines())
@@ -219,4 +228,4 @@ class TrainSbatch(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -8,15 +8,15 @@
 //
 // Everything reaches the device through device_alloc and stream_copy. Results, the gaps between rows and a guard behind
 // each tensor are poisoned (all bits set, a NaN in every type), so what is not written, or written outside, shows.
-#include "check.h"
+#include "test/check.h"
 
 #include <sys/wait.h>
 #include <time.h>
 
 #include "llm/adamw.h"
 #include "llm/device.h"
-#include "ops_kinds_matmul.h"
-#include "ops_run.h"
+#include "test/ops_kinds_matmul.h"
+#include "test/ops_run.h"
 
 // ---- the table ----
 static const Row rows[] = {

@@ -198,6 +198,11 @@ static void test_damaged_tables(void **state) {
         } else {
             assert_ok(vocab_open(path, &vocab));
             expect_token(vocab, 2, "ab");
+            char text[16];
+            vocab_decode(vocab, (const int32_t[]){2, 2}, 2, text, sizeof text);
+            assert_string_equal(text, "abab");
+            vocab_decode(vocab, (const int32_t[]){2, 2}, 2, text, 4);  // what does not fit is left out whole
+            assert_string_equal(text, "ab");
             vocab_close(vocab);
         }
     }

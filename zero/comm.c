@@ -83,6 +83,9 @@ CommShape comm_shape(const Comm *comm) {
 void comm_set_step(Comm *comm, int64_t step) {
     comm->step = step;
 }
+int64_t comm_step(const Comm *comm) {
+    return comm->step;
+}
 
 // ---- collectives ----
 

@@ -41,7 +41,8 @@ typedef struct CommShape {
     int reduce_group;  // G: what is added first. S < N (hybrid sharding): G = S
 } CommShape;
 
-// 0 means: S = N, and G = S in hybrid sharding, else world->host_group. Checks that S and G divide N.
+// 0 means: S = N, and G = S in hybrid sharding, else world->host_group, or N where each host has one rank: groups of one
+// and a group of all add in the same order, but the sums of groups travel in fp32. Checks that S and G divide N.
 Status comm_shape_make(const CommWorld *world, int shard_group, int reduce_group, CommShape *shape);
 
 // ---- a communicator ----
@@ -82,6 +83,7 @@ int comm_size(const Comm *comm);
 CommShape comm_shape(const Comm *comm);
 
 void comm_set_step(Comm *comm, int64_t step);  // for messages; 0: outside of any step
+int64_t comm_step(const Comm *comm);
 
 // full (S·len) = the group's shards (len) in rank order. `shard` may lie inside `full` at its own place. `what` names
 // the collective in messages ("unit 3").

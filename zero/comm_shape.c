@@ -13,7 +13,7 @@ enum { DEFAULT_PIECE_BYTES = 4 << 20, STAGING_TARGET_BYTES = 64 << 20, PIECE_ALI
 Status comm_shape_make(const CommWorld *world, int shard_group, int reduce_group, CommShape *shape) {
     int n = world->size, s = shard_group > 0 ? shard_group : n;
     bool hybrid = s < n;
-    int g = reduce_group > 0 ? reduce_group : hybrid ? s : world->host_group;
+    int g = reduce_group > 0 ? reduce_group : hybrid ? s : world->host_group > 1 ? world->host_group : n;
     if (s > n || n % s != 0)
         return fail_usage("--shard-group %d does not divide the number of ranks, %d", s, n);
     if (g > n || n % g != 0)

@@ -3,14 +3,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "llm/hooks.h"
+#include "zero/trace.h"
+
 // An fp32 buffer in which one unit's gradient of one micro-batch is formed.
 typedef struct GradSlot {
     float *memory;
     int unit;          // which unit's gaps are zero in it
     Event *released;   // the reduction has read it (reduce stream)
 } GradSlot;
-
-enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
 
 struct Grads {
     Device *device;
@@ -25,6 +26,8 @@ struct Grads {
     Event **reduced;          // the unit's reduction is done (reduce stream)
     bool first, last;         // of the step's micro-batches
     char (*names)[16];
+    GradsInspect inspect;     // NULL: nobody looks
+    void *inspect_context;
 };
 
 static bool sharded(const Grads *g) {
@@ -32,11 +35,7 @@ static bool sharded(const Grads *g) {
 }
 
 static GradSlot *slot_of(Grads *g, int u) {
-    if (u == 0)
-        return &g->slots[SLOT_ENDS];
-    if (u == g->layout->n_units - 1)
-        return &g->slots[g->layout->tied ? SLOT_TIED_NORM : SLOT_ENDS];
-    return &g->slots[u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B];
+    return &g->slots[layout_slot(g->layout, u)];
 }
 
 static Status open_slots(Grads *g) {
@@ -47,6 +46,10 @@ static Status open_slots(Grads *g) {
     if (l->n_units > 3)
         TRY(device_alloc(g->device, MEM_SLOTS, "block b gradient", (size_t)l->max_block_len * 4,
                          (void **)&g->slots[SLOT_BLOCK_B].memory));
+    hook_poison(g->compute, g->slots[SLOT_ENDS].memory, (size_t)l->ends_len * 4);
+    hook_poison(g->compute, g->slots[SLOT_BLOCK_A].memory, (size_t)l->max_block_len * 4);
+    if (l->n_units > 3)
+        hook_poison(g->compute, g->slots[SLOT_BLOCK_B].memory, (size_t)l->max_block_len * 4);
     for (int i = 0; i < N_SLOTS; i++) {
         g->slots[i].unit = -1;
         TRY(event_create(g->device, &g->slots[i].released));
@@ -104,13 +107,34 @@ void grads_close(Grads *g) {
     free(g);
 }
 
+static char *at(const Grads *g, int64_t element) {
+    return (char *)g->memory + (size_t)element * dtype_bytes(g->options.grad_dtype);
+}
+
+// Tests: the last step's sums must not be read in this step. Gaps of gradients that are formed in place are zero and
+// stay zero.
+static void poison_sums(Grads *g) {
+    for (int u = 0; HOOKS && u < g->layout->n_units; u++) {
+        const UnitLayout *unit = &g->layout->units[u];
+        if (!g->slots_used)
+            hook_poison_tensors(g->compute, &unit->spec, at(g, unit->full_offset), g->options.grad_dtype);
+        else if (sharded(g))
+            hook_poison(g->compute, at(g, unit->shard_offset), (size_t)unit->shard_len * dtype_bytes(g->options.grad_dtype));
+        else
+            hook_poison(g->compute, at(g, unit->full_offset), (size_t)unit->full_len * dtype_bytes(g->options.grad_dtype));
+    }
+}
+
 void grads_begin_micro_batch(Grads *g, bool first, bool last) {
     g->first = first;
     g->last = last;
+    if (first)
+        poison_sums(g);
 }
 
-static char *at(const Grads *g, int64_t element) {
-    return (char *)g->memory + (size_t)element * dtype_bytes(g->options.grad_dtype);
+void grads_inspect(Grads *g, GradsInspect inspect, void *context) {
+    g->inspect = inspect;
+    g->inspect_context = context;
 }
 
 // The gaps between tensors and the padding after them count in sums over a shard, so they must be zero. A slot that held
@@ -128,7 +152,7 @@ static float *unit_memory(Grads *g, int u) {
     if (!g->slots_used)
         return (float *)(void *)at(g, g->layout->units[u].full_offset);
     GradSlot *slot = slot_of(g, u);
-    stream_wait(g->compute, slot->released);
+    trace_wait(g->compute, slot->released, "wait for the slot of unit", u);
     bool is_block = u > 0 && u < g->layout->n_units - 1;
     bool same_tensors = slot->unit == u || (is_block && slot->unit >= 0);  // all blocks are alike
     if (!same_tensors)
@@ -139,9 +163,11 @@ static float *unit_memory(Grads *g, int u) {
 
 UnitGrads grads_acquire(Grads *g, int u) {
     bool tied = g->layout->tied && u == g->layout->n_units - 1;
-    return (UnitGrads){.unit = unit_memory(g, u),
+    UnitGrads grads = {.unit = unit_memory(g, u),
                        .tied = tied ? unit_memory(g, 0) : NULL,
                        .accumulate = !g->slots_used && !g->first};
+    trace_begin(g->compute, "gradient of unit", u);
+    return grads;
 }
 
 void grads_reduce(Grads *g, int u) {
@@ -151,10 +177,15 @@ void grads_reduce(Grads *g, int u) {
     float *formed = g->slots_used ? slot_of(g, u)->memory : (float *)(void *)at(g, unit->full_offset);
     bool travels = g->last || sharded(g);
 
+    hook_gradient(g->compute, comm_rank(g->comm), u, comm_step(g->comm), formed);
+    if (g->inspect)
+        g->inspect(g->inspect_context, u, formed);
+    trace_end(g->compute);
     if (!travels && !g->slots_used)
         return;  // accumulated in place
     event_record(g->formed, g->compute);
     stream_wait(g->reduce, g->formed);
+    trace_begin(g->reduce, travels ? "reduce unit" : "add unit", u);
     if (sharded(g)) {
         comm_reduce_scatter(g->comm, g->reduce, g->names[u], at(g, unit->shard_offset), dtype, formed, unit->shard_len,
                             g->options.reduce_dtype, !g->first);
@@ -175,8 +206,11 @@ void grads_reduce(Grads *g, int u) {
                 comm_all_gather(g->comm, g->reduce, g->names[u], buffer, own, unit->shard_len, dtype);
         }
     }
-    if (g->slots_used)
+    trace_end(g->reduce);
+    if (g->slots_used) {
+        hook_poison_tensors(g->reduce, &unit->spec, formed, DTYPE_FP32);
         event_record(slot_of(g, u)->released, g->reduce);
+    }
     if (g->last)
         event_record(g->reduced[u], g->reduce);
 }
@@ -187,7 +221,7 @@ const void *grads_shard(const Grads *g, int u, int shard) {
 }
 
 void grads_wait(Grads *g, int u) {
-    stream_wait(g->compute, g->reduced[u]);
+    trace_wait(g->compute, g->reduced[u], "wait for gradient of unit", u);
 }
 
 Dtype grads_dtype(const Grads *g) {

@@ -24,6 +24,11 @@ void grads_begin_micro_batch(Grads *grads, bool first, bool last);    // of the 
 UnitGrads grads_acquire(Grads *grads, int u);                         // room for unit u's gradient, for the compute stream
 void grads_reduce(Grads *grads, int u);                               // the unit's gradient is complete for this micro-batch
 
+// Hand each unit's gradient, as this rank has formed it and before it is reduced, to inspect(context, u, gradient): work of
+// the compute stream (fp32, in unit order; accumulated where gradients are accumulated in place). NULL: no more.
+typedef void (*GradsInspect)(void *context, int u, const float *gradient);
+void grads_inspect(Grads *grads, GradsInspect inspect, void *context);
+
 // After the last micro-batch: the reduced gradient of shard s of unit u (stages 1–3: the own shard only).
 const void *grads_shard(const Grads *grads, int u, int shard);
 void grads_wait(Grads *grads, int u);                                 // the compute stream waits for unit u's reduction

@@ -65,6 +65,14 @@ void layout_free(Layout *layout) {
     *layout = (Layout){0};
 }
 
+int layout_slot(const Layout *layout, int u) {
+    if (u == 0)
+        return SLOT_ENDS;
+    if (u == layout->n_units - 1)
+        return layout->tied ? SLOT_TIED_NORM : SLOT_ENDS;
+    return u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B;
+}
+
 void layout_visit(const UnitLayout *unit, int64_t begin, int64_t len, LayoutVisit visit, void *context) {
     int64_t end = begin + len;
     for (int t = 0; t < unit->spec.n_tensors; t++) {

@@ -42,6 +42,11 @@ Status layout_make(const ModelConfig *config, int n_ranks, int group, int rank, 
 Status layout_from_units(const UnitSpec *units, int n_units, bool tied, int n_ranks, int group, int rank, Layout *layout);
 void layout_free(Layout *layout);
 
+// Which slot holds unit u when it is whole: blocks take turns with two, units 0 and L+1 share one, of which a tied head needs
+// both parts at once. The same for parameters (zero/params.h) and gradients (zero/grads.h).
+enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
+int layout_slot(const Layout *layout, int u);
+
 // The tensors that a range of a unit's elements meets, in order: calls visit(context, tensor, first element inside the
 // tensor, first element inside the range, count) for each; gaps and padding are not visited.
 typedef void (*LayoutVisit)(void *context, const TensorSpec *tensor, int64_t in_tensor, int64_t in_range, int64_t count);

@@ -1,7 +1,11 @@
 #include "zero/optimizer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+
+#include "llm/hooks.h"
+#include "zero/trace.h"
 
 enum { INIT_PIECE_LEN = 1 << 20 };  // elements made on the host at a time
 
@@ -174,6 +178,16 @@ done:
     return status;
 }
 
+// Tests: have all ranks issued the same collectives since the last call, and do they have the same two numbers?
+static Status check_agreement(Optim *o, const char *what, double a, double b) {
+    char text[64];
+    if (!HOOKS)
+        return OK;
+    snprintf(text, sizeof text, "%a, %a", a, b);
+    TRY(comm_check_order(o->comm));
+    return comm_agree(o->comm, what, text);
+}
+
 Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double n_valid, double loss_scale,
                          StepResult *result) {
     const Ops *ops = device_ops(o->device);
@@ -183,6 +197,7 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
 
     for (int u = 0; u < l->n_units; u++)
         grads_wait(o->grads, u);
+    trace_begin(o->compute, "norm", -1);
     float *sums = o->tile_sums;
     for (int s = first; s < end; s++) {
         for (int u = 0; u < l->n_units; u++) {
@@ -206,11 +221,12 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
     for (int i = 0; i < n_micro; i++)
         o->sums[l->group] += loss_sums[i];
     TRY(comm_sum(o->comm, "norm and loss", o->sums, l->group + 1));
+    trace_end(o->compute);
     double square = 0;
     for (int s = 0; s < l->group; s++)
         square += o->sums[s];
     *result = (StepResult){.loss = o->sums[l->group] / n_valid, .norm = sqrt(square), .finite = isfinite(square)};
-    return OK;
+    return check_agreement(o, "loss scale and norm", loss_scale, result->norm);
 }
 
 Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, double norm) {
@@ -228,10 +244,12 @@ Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, d
         a.lr = (float)lr;
         a.bias_correction1 = (float)(1.0 - pow(o->config.beta1, (double)(updates + 1)));
         a.bias_correction2 = (float)(1.0 - pow(o->config.beta2, (double)(updates + 1)));
+        trace_begin(o->compute, "update unit", u);
         ops->adamw(o->compute, &a);
+        trace_end(o->compute);
         params_publish(o->params, u);
     }
-    return OK;
+    return check_agreement(o, "learning rate and count of updates", lr, (double)updates);
 }
 
 Status optimizer_state_loaded(Optim *o) {
@@ -246,54 +264,4 @@ Status optimizer_state_loaded(Optim *o) {
     }
     publish_all(o);
     return stream_sync(o->compute);
-}
-
-// Whether a range of a unit's piece of gradients is finite.
-static Status range_is_finite(Optim *o, int u, int64_t begin, int64_t len, double loss_scale, bool *finite) {
-    size_t element = dtype_bytes(grads_dtype(o->grads));
-    const char *grad = grads_shard(o->grads, u, o->options.stage == 0 ? 0 : o->layout->shard);
-    device_ops(o->device)->sumsq_to_host(o->compute, o->tile_sums, grad + (size_t)begin * element, grads_dtype(o->grads),
-                                         (float)loss_scale, len);
-    TRY(stream_sync(o->compute));
-    *finite = true;
-    for (int64_t t = 0; t < (len + SUMSQ_TILE - 1) / SUMSQ_TILE; t++)
-        *finite = *finite && isfinite(o->tile_sums[t]);
-    return OK;
-}
-
-typedef struct TensorRange {
-    const TensorSpec *tensor;
-    int64_t begin, len;
-} TensorRange;
-
-typedef struct TensorRanges {
-    int n;
-    TensorRange range[MAX_TENSORS];
-} TensorRanges;
-
-static void collect_range(void *context, const TensorSpec *tensor, int64_t in_tensor, int64_t in_range, int64_t count) {
-    (void)in_tensor;
-    TensorRanges *r = context;
-    r->range[r->n++] = (TensorRange){tensor, in_range, count};
-}
-
-Status optimizer_explain_skip(Optim *o, int64_t step, int64_t skipped_in_a_row, double loss_scale) {
-    for (int u = o->layout->n_units - 1; u >= 0; u--) {  // the order in which backward forms gradients
-        int64_t begin, len;
-        piece_of(o, u, &begin, &len);
-        TensorRanges ranges = {0};
-        layout_visit(&o->layout->units[u], begin, len, collect_range, &ranges);
-        for (int i = ranges.n - 1; i >= 0; i--) {
-            bool finite;
-            TRY(range_is_finite(o, u, ranges.range[i].begin, ranges.range[i].len, loss_scale, &finite));
-            if (!finite)
-                return fail("step %lld: %lld steps in a row were skipped because gradients were not finite (--max-skips). The "
-                            "first tensor that is not finite in backward order is %s (unit %d), at loss scale %g. The weights are "
-                            "those before the first skipped step; a lower --lr, a longer --warmup or --dtype bf16 often helps",
-                            (long long)step, (long long)skipped_in_a_row, ranges.range[i].tensor->name, u, loss_scale);
-        }
-    }
-    return fail("step %lld: %lld steps in a row were skipped (--max-skips), yet every gradient of this rank is finite: the norm "
-                "itself overflowed. A lower --lr or --dtype bf16 may help",
-                (long long)step, (long long)skipped_in_a_row);
 }

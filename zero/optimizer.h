@@ -38,10 +38,6 @@ Status optimizer_measure(Optim *optimizer, const double *loss_sums, int n_micro,
 // Apply the update. updates: how many updates were applied before this one (Adam's t - 1).
 Status optimizer_step(Optim *optimizer, double lr, int64_t updates, double loss_scale, double norm);
 
-// After a step that was not finite, while its gradients are still there: a failure that names the first tensor of the backward
-// pass that is not finite.
-Status optimizer_explain_skip(Optim *optimizer, int64_t step, int64_t skipped_in_a_row, double loss_scale);
-
 // A unit shard's state of one kind, in device memory: shard_len fp32 elements; NULL where the kind does not exist (SGD: no v).
 // In fp32 runs the parameters themselves are STATE_MASTER. Used by checkpoints and hashes.
 float *optimizer_state(Optim *optimizer, StateKind kind, int u);

@@ -3,6 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "llm/hooks.h"
+#include "zero/trace.h"
+
 // A buffer that holds one gathered unit (stage 3).
 typedef struct ParamSlot {
     void *memory;
@@ -10,8 +13,6 @@ typedef struct ParamSlot {
     Event *ready;      // the gather into it is done (gather stream)
     Event *released;   // the last use is done (compute stream)
 } ParamSlot;
-
-enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };
 
 struct Params {
     Device *device;
@@ -30,13 +31,8 @@ static bool sharded(const Params *p) {
     return p->options.stage == 3;
 }
 
-// Blocks take turns; units 0 and L+1 share a slot unless a tied head needs both at once.
 static ParamSlot *slot_of(Params *p, int u) {
-    if (u == 0)
-        return &p->slots[SLOT_ENDS];
-    if (u == p->layout->n_units - 1)
-        return &p->slots[p->layout->tied ? SLOT_TIED_NORM : SLOT_ENDS];
-    return &p->slots[u % 2 ? SLOT_BLOCK_A : SLOT_BLOCK_B];
+    return &p->slots[layout_slot(p->layout, u)];
 }
 
 static Status open_slots(Params *p) {
@@ -126,8 +122,12 @@ static void gather(Params *p, int u) {
         return;
     stream_wait(p->gather, slot->released);
     stream_wait(p->gather, p->updated);
-    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, params_shard(p, u), p->layout->units[u].shard_len,
-                    p->options.dtype);
+    const UnitLayout *unit = &p->layout->units[u];
+    hook_poison(p->gather, slot->memory, (size_t)unit->full_len * dtype_bytes(p->options.dtype));
+    trace_begin(p->gather, "gather unit", u);
+    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, params_shard(p, u), unit->shard_len, p->options.dtype);
+    trace_end(p->gather);
+    hook_poison_gaps(p->gather, &unit->spec, unit->full_len, slot->memory, p->options.dtype);
     event_record(slot->ready, p->gather);
     slot->unit = u;
 }
@@ -146,18 +146,21 @@ UnitParams params_acquire(Params *p, int u, Direction next) {
         int ahead = next == FORWARD ? u + 1 : u - 1;
         if (ahead > 0 && ahead < p->layout->n_units)
             gather(p, ahead);
-        stream_wait(p->compute, slot_of(p, u)->ready);
+        trace_wait(p->compute, slot_of(p, u)->ready, "wait for unit", u);
         if (tied)
-            stream_wait(p->compute, slot_of(p, 0)->ready);
+            trace_wait(p->compute, slot_of(p, 0)->ready, "wait for unit", 0);
     } else {
-        stream_wait(p->compute, p->published[u]);
+        trace_wait(p->compute, p->published[u], "wait for unit", u);
         if (tied)
-            stream_wait(p->compute, p->published[0]);
+            trace_wait(p->compute, p->published[0], "wait for unit", 0);
     }
+    bool last = u == p->layout->n_units - 1;
+    trace_begin(p->compute, last ? "loss, unit" : next == FORWARD ? "forward of unit" : "backward of unit", u);
     return (UnitParams){unit_memory(p, u), tied ? unit_memory(p, 0) : NULL};
 }
 
 void params_release(Params *p, int u) {
+    trace_end(p->compute);
     if (!sharded(p))
         return;
     event_record(slot_of(p, u)->released, p->compute);
@@ -165,16 +168,31 @@ void params_release(Params *p, int u) {
         event_record(slot_of(p, 0)->released, p->compute);
 }
 
+// Stages 1, 2: what the all-gather is about to bring must not be read before it is there.
+static void poison_others(Params *p, int u) {
+    const UnitLayout *unit = &p->layout->units[u];
+    for (int s = 0; HOOKS && s < p->layout->group; s++)
+        if (s != p->layout->shard)
+            hook_poison(p->gather, at(p, unit->full_offset + s * unit->shard_len),
+                        (size_t)unit->shard_len * dtype_bytes(p->options.dtype));
+}
+
 void params_publish(Params *p, int u) {
-    event_record(p->updated, p->compute);
     if (sharded(p)) {
         ParamSlot *slot = slot_of(p, u);
-        if (slot->unit == u)
+        if (slot->unit == u) {
             slot->unit = -1;  // what was gathered is out of date
-    } else if (p->options.stage > 0) {
+            hook_poison(p->compute, slot->memory, (size_t)p->layout->units[u].full_len * dtype_bytes(p->options.dtype));
+        }
+    }
+    event_record(p->updated, p->compute);
+    if (!sharded(p) && p->options.stage > 0) {
         stream_wait(p->gather, p->updated);
+        poison_others(p, u);
+        trace_begin(p->gather, "gather unit", u);
         comm_all_gather(p->comm, p->gather, p->names[u], unit_memory(p, u), params_shard(p, u),
                         p->layout->units[u].shard_len, p->options.dtype);
+        trace_end(p->gather);
         event_record(p->published[u], p->gather);
     }
 }

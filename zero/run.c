@@ -192,6 +192,7 @@ static void step_json(RunLog *log, const StepReport *r, const Device *device) {
     cJSON_AddNumberToObject(o, "tokens_per_s", r->tokens_per_s);
     cJSON_AddNumberToObject(o, "peak_fraction", r->peak_fraction);
     cJSON_AddNumberToObject(o, "comm_wait_s", r->comm.wait_seconds);
+    cJSON_AddNumberToObject(o, "comm_cpu_s", r->comm.cpu_seconds);
     cJSON_AddNumberToObject(o, "data_wait_s", r->data_wait_s);
     cJSON *sent = cJSON_AddObjectToObject(o, "bytes_sent");
     for (int c = 0; c < COMM_COLLECTIVES; c++)

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "llm/hooks.h"
+
 // ---- instruction sets ----
 
 CpuIsa cpu_isa(void) {
@@ -194,6 +196,7 @@ static void *worker(void *argument) {
         CpuWork *work = &s->queue[s->done % QUEUE_LEN];
         bool run = work->always || s->status == OK;
         pthread_mutex_unlock(&s->mutex);
+        hook_delay();
         if (run)
             work->function(&s->base, work->arguments);
         pthread_mutex_lock(&s->mutex);
@@ -211,6 +214,7 @@ static void launch(Stream *stream, CpuFunction function, const void *arguments, 
     if (stream->kind == STREAM_COMPUTE) {
         char copy[WORK_BYTES] __attribute__((aligned(16)));
         memcpy(copy, arguments, bytes);
+        hook_delay();
         if (always || stream_ok(s))
             function(stream, copy);
         return;

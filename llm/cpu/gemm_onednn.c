@@ -1,5 +1,6 @@
-// gemm by oneDNN's matmul primitive. Dense operands on AVX-512 take its brgemm kernels: each element is summed over k in steps
-// that depend on k alone. Other operands take its older packed GEMM ("gemm:jit"), which has buffers of its own.
+// gemm by oneDNN's matmul primitive. Dense operands on AVX-512 take its brgemm kernels: each element is summed over k
+// in steps that depend on k alone. Other operands take its older packed GEMM ("gemm:jit"), which has buffers of its
+// own.
 #ifdef HAVE_ONEDNN
 #include "llm/cpu/gemm.h"
 
@@ -27,29 +28,32 @@ bool gemm_fuses(void) {
     return cpu_isa() == ISA_AVX512;
 }
 
-#define TRY_DNNL(call)                                                                                            \
-    do {                                                                                                          \
-        dnnl_status_t dnnl_ = (call);                                                                             \
-        if (dnnl_ != dnnl_success)                                                                                \
-            return fail("oneDNN refused a matmul (%lld x %lld x %lld, %s): %s gave status %d", (long long)g->m,   \
-                        (long long)g->n, (long long)g->k, dtype_name(g->dt), #call, (int)dnnl_);                  \
+#define TRY_DNNL(call)                                                                                          \
+    do {                                                                                                        \
+        dnnl_status_t dnnl_ = (call);                                                                           \
+        if (dnnl_ != dnnl_success)                                                                              \
+            return fail("oneDNN refused a matmul (%lld x %lld x %lld, %s): %s gave status %d", (long long)g->m, \
+                        (long long)g->n, (long long)g->k, dtype_name(g->dt), #call, (int)dnnl_);                \
     } while (0)
 
 static dnnl_data_type_t dnnl_dtype(Dtype dt) {
     return dt == DTYPE_FP32 ? dnnl_f32 : dt == DTYPE_BF16 ? dnnl_bf16 : dnnl_f16;
 }
 
-static dnnl_status_t matrix(dnnl_memory_desc_t *desc, int64_t rows, int64_t cols, Dtype dt, int64_t ld, bool transposed) {
+static dnnl_status_t matrix(dnnl_memory_desc_t *desc, int64_t rows, int64_t cols, Dtype dt, int64_t ld,
+                            bool transposed) {
     dnnl_dims_t dims = {rows, cols}, strides = {transposed ? 1 : ld, transposed ? ld : 1};
     return dnnl_memory_desc_init_by_strides(desc, 2, dims, dnnl_dtype(dt), strides);
 }
 
-// Tests lower the instruction set with ZERO_ISA; oneDNN then follows, so that the test sees what such a machine would do.
+// Tests lower the instruction set with ZERO_ISA; oneDNN then follows, so that the test sees what such a machine would
+// do.
 static dnnl_cpu_isa_t highest_isa(void) {
     return cpu_isa() == ISA_AVX512 ? dnnl_cpu_isa_all : cpu_isa() == ISA_AVX2 ? dnnl_cpu_isa_avx2 : dnnl_cpu_isa_sse41;
 }
 
-static Status prepare_attributes(Prepared *p, const Gemm *g, dnnl_primitive_attr_t attributes, dnnl_post_ops_t post_ops) {
+static Status prepare_attributes(Prepared *p, const Gemm *g, dnnl_primitive_attr_t attributes,
+                                 dnnl_post_ops_t post_ops) {
     TRY_DNNL(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user));
     if (g->add == GEMM_ADD_C)
         TRY_DNNL(dnnl_post_ops_append_sum(post_ops, 1.0f));
@@ -79,8 +83,8 @@ static Status prepare(Prepared *p, const Gemm *g) {
         status = prepare_attributes(p, g, attributes, post_ops);
     if (status == OK && (dnnl_primitive_desc_create(&primitive_desc, &desc, attributes, engine, NULL) != dnnl_success ||
                          dnnl_primitive_create(&p->primitive, primitive_desc) != dnnl_success))
-        status = fail("oneDNN cannot multiply (%lld x %lld x %lld, %s)", (long long)g->m, (long long)g->n, (long long)g->k,
-                      dtype_name(g->dt));
+        status = fail("oneDNN cannot multiply (%lld x %lld x %lld, %s)", (long long)g->m, (long long)g->n,
+                      (long long)g->k, dtype_name(g->dt));
     if (status == OK)
         p->scratch = *dnnl_primitive_desc_query_md(primitive_desc, dnnl_query_scratchpad_md, 0);
     dnnl_primitive_desc_destroy(primitive_desc);
@@ -91,8 +95,8 @@ static Status prepare(Prepared *p, const Gemm *g) {
 
 static bool same(const Gemm *x, const Gemm *y) {
     return x->m == y->m && x->n == y->n && x->k == y->k && x->dt == y->dt && x->c_dtype == y->c_dtype &&
-           x->transpose_a == y->transpose_a && x->transpose_b == y->transpose_b && x->bias == y->bias && x->add == y->add &&
-           x->lda == y->lda && x->ldb == y->ldb && x->ldc == y->ldc;
+           x->transpose_a == y->transpose_a && x->transpose_b == y->transpose_b && x->bias == y->bias &&
+           x->add == y->add && x->lda == y->lda && x->ldb == y->ldb && x->ldc == y->ldc;
 }
 
 static Status find_locked(const Gemm *g, const Prepared **found) {
@@ -144,7 +148,8 @@ Status gemm_scratch(const Gemm *g, size_t *bytes) {
     return OK;
 }
 
-Status gemm(const Gemm *g, void *c, const void *a, const void *b, const void *bias, const void *residual, void *scratch) {
+Status gemm(const Gemm *g, void *c, const void *a, const void *b, const void *bias, const void *residual,
+            void *scratch) {
     const Prepared *p;
     TRY(find(g, &p));
     const struct {
@@ -157,7 +162,8 @@ Status gemm(const Gemm *g, void *c, const void *a, const void *b, const void *bi
         {DNNL_ARG_DST, &p->c, c},
         {DNNL_ARG_SCRATCHPAD, &p->scratch, scratch},
         {DNNL_ARG_BIAS, &p->bias, g->bias ? bias : NULL},
-        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, &p->residual, g->add == GEMM_ADD_RESIDUAL ? residual : NULL},
+        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, &p->residual,
+         g->add == GEMM_ADD_RESIDUAL ? residual : NULL},
     };
     enum { N_OPERANDS = sizeof operands / sizeof *operands };
     dnnl_exec_arg_t arguments[N_OPERANDS];

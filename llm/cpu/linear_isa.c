@@ -28,7 +28,8 @@ static void widen(float *to, Dtype dt, const void *from, int64_t ld, int64_t row
     }
 }
 
-SIMD void finish_row(void *y, Dtype y_dtype, const float *sums, Dtype dt, const void *bias, const void *residual, int64_t cols) {
+SIMD void finish_row(void *y, Dtype y_dtype, const float *sums, Dtype dt, const void *bias, const void *residual,
+                     int64_t cols) {
     int64_t j = 0;
     for (; j + 16 <= cols; j += 16) {
         f32x16 v = v_load_fp32(sums + j);
@@ -49,8 +50,8 @@ SIMD void finish_row(void *y, Dtype y_dtype, const float *sums, Dtype dt, const 
     }
 }
 
-static void finish(void *y, Dtype y_dtype, int64_t ld_y, const float *sums, Dtype dt, const void *bias, const void *residual,
-                   int64_t ld_residual, int64_t rows, int64_t cols) {
+static void finish(void *y, Dtype y_dtype, int64_t ld_y, const float *sums, Dtype dt, const void *bias,
+                   const void *residual, int64_t ld_residual, int64_t rows, int64_t cols) {
     for (int64_t i = 0; i < rows; i++) {
         void *to = (char *)y + (size_t)(i * ld_y) * dtype_bytes(y_dtype);
         const void *add = residual ? at(dt, residual, i * ld_residual) : NULL;
@@ -63,7 +64,8 @@ static void finish(void *y, Dtype y_dtype, int64_t ld_y, const float *sums, Dtyp
     }
 }
 
-// Sums of up to 64 rows are formed first and then added to the total: the error grows with 64 + rows/64 instead of rows.
+// Sums of up to 64 rows are formed first and then added to the total: the error grows with 64 + rows/64 instead of
+// rows.
 enum { SUM_ROWS = 64 };
 
 SIMD void sum_strip(float *db, Dtype dt, const void *dy, int64_t ld, int64_t rows, int vectors, bool accumulate) {

@@ -1,5 +1,5 @@
-// A stand-in for train_gpt in the tests of the launchers: ranks that add numbers up over MPI, save when they are asked to
-// stop, and go on from what they saved. It treats signals, exit statuses and names of checkpoints as train_gpt does.
+// A stand-in for train_gpt in the tests of the launchers: ranks that add numbers up over MPI, save when they are asked
+// to stop, and go on from what they saved. It treats signals, exit statuses and names of checkpoints as train_gpt does.
 //
 //   trainer --out DIR --steps N [--pause-ms M a step] [--kill-at STEP: rank 1 kills itself there, once] [--threads T]
 //
@@ -101,12 +101,12 @@ int main(int argc, char **argv) {
     int steps = 0, pause_ms = 0, kill_at = -1;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
-        case 'o': out = optarg; break;
-        case 's': steps = atoi(optarg); break;
-        case 'p': pause_ms = atoi(optarg); break;
-        case 'k': kill_at = atoi(optarg); break;
-        case 't': break;
-        default: return 2;
+            case 'o': out = optarg; break;
+            case 's': steps = atoi(optarg); break;
+            case 'p': pause_ms = atoi(optarg); break;
+            case 'k': kill_at = atoi(optarg); break;
+            case 't': break;
+            default: return 2;
         }
     }
     if (!out)

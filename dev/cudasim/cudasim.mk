@@ -1,0 +1,47 @@
+# CUDA sources on the CPU (dev/cudasim/README.md). A mode is one build of everything: objects in build/cudasim/MODE.
+#   plain      fast; also with CUDASIM_PROTECT=1, which stops host code that touches device memory
+#   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer
+#   race       the compiler's ThreadSanitizer hooks, answered by the simulator; libtsan is not linked
+CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc))) $(wildcard /usr/local/cuda))
+ifneq ($(wildcard $(CUDA_HOME)/include/cuda_runtime.h),)
+
+SIM_BUILD := build/cudasim
+SIM_MODES := plain sanitize race
+SIM_CXX ?= g++
+SIM_INCLUDES := -I. -isystem $(CUDA_HOME)/include
+SIM_CXXFLAGS := -std=c++17 -O2 -g1 $(WARN) $(FLOATS) -pthread -MMD -MP $(SIM_INCLUDES)
+# CUDA's own code: the simulator's header first, nvcc's pragmas ignored.
+SIM_CUFLAGS := -x c++ -include dev/cudasim/cudasim.h -Wno-unknown-pragmas
+
+SIM_FLAGS_plain :=
+SIM_FLAGS_sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIM_FLAGS_race := -fsanitize=thread -Wno-tsan -DCUDASIM_RACE
+# The simulator itself is not instrumented in the race build, and does not link libtsan.
+SIM_LIB_FLAGS_plain :=
+SIM_LIB_FLAGS_sanitize := $(SIM_FLAGS_sanitize)
+SIM_LIB_FLAGS_race := -DCUDASIM_RACE
+SIM_LINK_plain :=
+SIM_LINK_sanitize := $(SIM_FLAGS_sanitize)
+SIM_LINK_race :=
+
+SIM_LIB_SRC_race := $(wildcard dev/cudasim/*.cpp)
+SIM_LIB_SRC_plain := $(filter-out %/race.cpp %/tsan_hooks.cpp,$(SIM_LIB_SRC_race))
+SIM_LIB_SRC_sanitize := $(SIM_LIB_SRC_plain)
+SIM_PROGRAMS := $(patsubst test/cudasim/%.cu,%,$(wildcard test/cudasim/*.cu))
+
+define sim_mode
+$(SIM_BUILD)/$(1)/dev/cudasim/%.o: dev/cudasim/%.cpp
+	@mkdir -p $$(@D) && echo "  c++  $$< ($(1))" && $(SIM_CXX) $(SIM_CXXFLAGS) $(SIM_LIB_FLAGS_$(1)) -c -o $$@ $$<
+$(SIM_BUILD)/$(1)/%.o: %.cu
+	@mkdir -p $$(@D) && echo "  cu   $$< ($(1))" && $(SIM_CXX) $(SIM_CXXFLAGS) $(SIM_CUFLAGS) $(SIM_FLAGS_$(1)) -c -o $$@ $$<
+$(SIM_BUILD)/$(1)/libcudasim.a: $(SIM_LIB_SRC_$(1):%.cpp=$(SIM_BUILD)/$(1)/%.o)
+	@rm -f $$@ && ar rcs $$@ $$^
+$(SIM_BUILD)/$(1)/test/cudasim/%: $(SIM_BUILD)/$(1)/test/cudasim/%.o $(SIM_BUILD)/$(1)/libcudasim.a
+	@echo "  link $$@" && $(SIM_CXX) $(SIM_LINK_$(1)) -o $$@ $$^ -ldl -pthread
+endef
+$(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
+
+.PHONY: cudasim_tests
+cudasim_tests: $(foreach mode,$(SIM_MODES),$(SIM_PROGRAMS:%=$(SIM_BUILD)/$(mode)/test/cudasim/%))
+
+endif
