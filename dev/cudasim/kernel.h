@@ -45,12 +45,12 @@ void launch_kernel(const char *name, const LaunchConfig &config, void (*kernel)(
 // One __shared__ array of a kernel: its place in the running block's shared memory, found when the block's first thread
 // passes the declaration. Contents start as NaN, with a red zone behind.
 class SharedArray {
-  public:
+   public:
     constexpr SharedArray(const char *name, size_t bytes) : name_(name), bytes_(bytes) {
     }
     void *get();
 
-  private:
+   private:
     const char *name_;
     size_t bytes_;
     uint32_t block_ = 0;  // serial number of the block for which `place_` holds
@@ -81,11 +81,11 @@ constexpr int warpSize = 32;
     auto &name = *reinterpret_cast<type(*) __VA_ARGS__>(name##_shared.get())
 #define CUDASIM_DYN_SHARED(type, name) type *name = static_cast<type *>(::cudasim::dynamic_shared())
 
-#define CUDASIM_HERE          (::cudasim::BarrierSite{__FILE__, __LINE__})
-#define __syncthreads()       ::cudasim::barrier(CUDASIM_HERE)
+#define CUDASIM_HERE           (::cudasim::BarrierSite{__FILE__, __LINE__})
+#define __syncthreads()        ::cudasim::barrier(CUDASIM_HERE)
 #define __syncthreads_count(p) (::cudasim::barrier_vote(CUDASIM_HERE, (p)))
-#define __syncthreads_or(p)   (::cudasim::barrier_vote(CUDASIM_HERE, (p)) > 0)
-#define __syncthreads_and(p)  (::cudasim::barrier_vote(CUDASIM_HERE, !(p)) == 0)
+#define __syncthreads_or(p)    (::cudasim::barrier_vote(CUDASIM_HERE, (p)) > 0)
+#define __syncthreads_and(p)   (::cudasim::barrier_vote(CUDASIM_HERE, !(p)) == 0)
 
 // With an atomic behind it, hands this block's writes to other blocks.
 inline void __threadfence() {

@@ -1,5 +1,5 @@
-// Correct kernels that use everything the simulator offers to kernels, each checked against plain host code. Prints a line
-// for each that is wrong, and "ok" if none is.
+// Correct kernels that use everything the simulator offers to kernels, each checked against plain host code. Prints a
+// line for each that is wrong, and "ok" if none is.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
