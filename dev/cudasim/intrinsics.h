@@ -45,6 +45,9 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 }
 
 // ---- arithmetic ----
+using std::isfinite;
+using std::isinf;
+using std::isnan;
 template <class A, class B>
 constexpr std::common_type_t<A, B> max(A a, B b) {
     using T = std::common_type_t<A, B>;

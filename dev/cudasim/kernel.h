@@ -73,6 +73,10 @@ int barrier_vote(BarrierSite site, bool predicate);  // how many are in favour
 #define blockDim  ::cudasim::block_size
 #define gridDim   ::cudasim::grid_size
 constexpr int warpSize = 32;
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __shared__
+#define __shared__ shared_memory_is_declared_with_SHARED  // llm/cuda/launch.cuh
 
 #define CUDASIM_LAUNCH(kernel, config, ...) \
     ::cudasim::launch_kernel(#kernel, ::cudasim::LaunchConfig config, kernel, ##__VA_ARGS__)
@@ -95,6 +99,11 @@ inline void __threadfence_system() {
     cudasim::race_fence();
 }
 inline void __threadfence_block() {
+}
+
+template <class... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }
 
 #endif
