@@ -213,6 +213,9 @@ static Status check_ignored(const Config *c) {
         {"eval-batches", c->val != NULL, "--val"},
         {"ranks", c->plan, "--plan"},
         {"params", c->plan, "--plan"},
+        {"flops", c->plan && c->plan_params == 0, "--plan of a --model"},
+        {"bandwidth", c->plan && c->plan_params == 0, "--plan of a --model"},
+        {"measure", c->plan && c->plan_params == 0, "--plan of a --model"},
         {"model", c->plan_params == 0, "a plan without --params"},
         {"init-from", c->plan_params == 0, "a plan without --params"},
     };

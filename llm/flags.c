@@ -176,7 +176,7 @@ Status flag_parse(const Flag *flag, const char *text, Config *config) {
 
     double x;
     bool whole = flag->kind != FLAG_REAL && flag->kind != FLAG_FLOAT;
-    if (!(whole ? parse_whole(text, &x) : parse_real(text, &x)))
+    if (!(!whole && parse_real(text, &x)) && !((whole || flag->traits & FLAG_UNITS) && parse_whole(text, &x)))
         return fail_usage(
             "--%s takes a %s, not \"%s\"%s", flag->name, whole ? "whole number" : "number", text,
             whole ? " (20000, 20K and 20Ki are fine; K = 1000, Ki = 1024)" : " (0.001 and 1e-3 are fine)");

@@ -8,6 +8,9 @@ import math
 import os
 import unittest
 
+import h5py
+import numpy as np
+
 from zero_runs import MODELS, STAGES, Base, covering_set, in_parallel, require_mpirun, run_config, same_bits
 
 
@@ -60,6 +63,33 @@ class SameBits(Base):
             got = in_parallel(losses, [(model, n) for n in (1, 2, 3, 4)])
             for n in (2, 3, 4):
                 self.assertLess(abs(got[n - 1][-1] - got[0][-1]), 1e-5 * got[0][-1], f"{model} on {n} ranks")
+
+    @staticmethod
+    def weights(out, step):
+        """All weights of a checkpoint, one after the other."""
+        with h5py.File(os.path.join(out, f"step_{step:08d}", "index.h5"), "r") as f:
+            return np.concatenate([np.float64(f[unit]["master"]) for unit in sorted(f)])
+
+    def test_clipping(self):
+        # Plain SGD with rate 1: what the weights lose in a step is the clipped gradient.
+        limit, model = 0.25, MODELS["gpt2"]
+        flags = model + ["--optimizer", "sgd", "--momentum", "0", "--weight-decay", "0", "--schedule", "constant", "--warmup",
+                         "0", "--lr", "1", "--global-batch", "6", "--steps", "2", "--checkpoint-every", "1"]
+        cases = [(1, 0), (2, 0), (2, 1), (3, 2), (2, 3)]
+
+        def run(case):
+            n, stage = case
+            more = ["--micro-batch", str(6 // n), "--grad-clip", str(limit), "--zero", str(stage)]
+            return self.run_well(n, flags + more, f"{n}{stage}")
+
+        logged = []
+        for (n, stage), result in zip(cases, in_parallel(run, cases)):
+            out = self.path(f"{n}{stage}")
+            applied = np.linalg.norm(self.weights(out, 2) - self.weights(out, 1))
+            self.assertAlmostEqual(applied / limit, 1, delta=1e-4, msg=f"{n} ranks, stage {stage}")
+            logged.append(result.events("step")[1]["norm"])
+            self.assertGreater(logged[-1], 2 * limit)
+            self.assertAlmostEqual(logged[-1] / logged[0], 1, delta=1e-5, msg=f"{n} ranks, stage {stage}")
 
 
 if __name__ == "__main__":

@@ -76,8 +76,10 @@ Status explain_skips(Explain *e, int64_t step, int64_t skipped_in_a_row, double 
     char skips[128], where[160];
     NonFinite first;
     int rank;
-    snprintf(skips, sizeof skips, "step %lld: %lld step%s in a row %s skipped because gradients were not finite (--max-skips)",
-             (long long)step, (long long)skipped_in_a_row, skipped_in_a_row == 1 ? "" : "s", skipped_in_a_row == 1 ? "was" : "were");
+    snprintf(skips, sizeof skips,
+             "step %lld: %lld step%s in a row %s skipped because gradients were not finite (--max-skips)",
+             (long long)step, (long long)skipped_in_a_row, skipped_in_a_row == 1 ? "" : "s",
+             skipped_in_a_row == 1 ? "was" : "were");
     TRY(e->status);
     TRY(agree_on_first(e, &first, &rank));
     bool local = rank >= 0;
@@ -87,18 +89,22 @@ Status explain_skips(Explain *e, int64_t step, int64_t skipped_in_a_row, double 
         TRY(agree_on_first(e, &first, &rank));
     }
     if (rank < 0)
-        return fail("%s. Every gradient is finite, but their norm is too large for fp32, at loss scale %g. A lower --lr or "
-                    "--loss-scale may help", skips, loss_scale);
+        return fail(
+            "%s. Every gradient is finite, but their norm is too large for fp32, at loss scale %g. A lower --lr or "
+            "--loss-scale may help",
+            skips, loss_scale);
     const UnitSpec *unit = &e->layout->units[first.unit].spec;
     snprintf(where, sizeof where, "%s (unit %d), element %lld: %g", unit->tensors[first.tensor].name, first.unit,
              (long long)first.element, first.value);
     if (!local)
-        return fail("%s. Each rank's own gradients are finite; when they are added up and rounded, the first tensor in the "
-                    "order of backward that is not finite is %s, at loss scale %g. The weights are those before the first "
-                    "skipped step; --reduce-dtype fp32, --grad-dtype fp32 or --dtype bf16 may help",
-                    skips, where, loss_scale);
-    return fail("%s. The first tensor in the order of backward that is not finite is %s, on rank %d, in micro-batch %d, at "
-                "loss scale %g. The weights are those before the first skipped step; a lower --lr, a longer --warmup or "
-                "--dtype bf16 may help",
-                skips, where, rank, first.micro + 1, loss_scale);
+        return fail(
+            "%s. Each rank's own gradients are finite; when they are added up and rounded, the first tensor in the "
+            "order of backward that is not finite is %s, at loss scale %g. The weights are those before the first "
+            "skipped step; --reduce-dtype fp32, --grad-dtype fp32 or --dtype bf16 may help",
+            skips, where, loss_scale);
+    return fail(
+        "%s. The first tensor in the order of backward that is not finite is %s, on rank %d, in micro-batch %d, at "
+        "loss scale %g. The weights are those before the first skipped step; a lower --lr, a longer --warmup or "
+        "--dtype bf16 may help",
+        skips, where, rank, first.micro + 1, loss_scale);
 }

@@ -20,7 +20,7 @@ typedef struct Check {
     const UnitLayout *unit;
     char *memory;  // of the range
     Dtype dtype;
-    uint64_t *hashes;    // (MAX_TENSORS) of the unit; 0: this rank has nothing of the tensor
+    uint64_t *hashes;  // (MAX_TENSORS) of the unit; 0: this rank has nothing of the tensor
 } Check;
 
 static size_t table_index(int row, int u, int tensor, int n_units) {
@@ -55,7 +55,8 @@ static Status fill_table(Check *c, Comm *comm, Params *params, Optim *optimizer,
             int64_t begin = whole ? 0 : l->shard * c->unit->shard_len;
             int64_t len = whole ? c->unit->full_len : c->unit->shard_len;
             c->dtype = row == 0 ? c->options.dtype : DTYPE_FP32;
-            c->memory = row == 0 ? params_shard(params, u) : (char *)optimizer_state(optimizer, (StateKind)(row - 1), u);
+            c->memory =
+                row == 0 ? params_shard(params, u) : (char *)optimizer_state(optimizer, (StateKind)(row - 1), u);
             if (!c->memory)
                 continue;
             if (whole)  // the shard lies at its place in the whole
@@ -91,26 +92,30 @@ static uint64_t most_common(const uint64_t *entry, size_t size, int first, int s
 }
 
 // Ranks first, first + stride, … hold copies: the first difference among them.
-static Status compare(const Layout *l, const uint64_t *tables, size_t size, int row, int first, int stride, int64_t step) {
+static Status compare(const Layout *l, const uint64_t *tables, size_t size, int row, int first, int stride,
+                      int64_t step) {
     for (int u = 0; u < l->n_units; u++) {
         for (int t = 0; t < l->units[u].spec.n_tensors; t++) {
             const uint64_t *entry = tables + table_index(row, u, t, l->n_units);
             uint64_t most = most_common(entry, size, first, stride, l->n_ranks);
             for (int r = first; r < l->n_ranks; r += stride)
                 if (entry[(size_t)r * size] != most)
-                    return fail("step %lld: the copies of %s (unit %d, %s) differ: rank %d's is not that of rank %d%s. A bit was "
-                                "flipped in memory or on the way, or this is a bug in zero.c. Nothing is saved; go on from "
-                                "the last checkpoint",
-                                (long long)step, l->units[u].spec.tensors[t].name, u, row_names[row], r,
-                                r == first ? first + stride : first,
-                                l->n_ranks / stride > 2 ? " and most others" : "; with two copies neither is known to be right");
+                    return fail(
+                        "step %lld: the copies of %s (unit %d, %s) differ: rank %d's is not that of rank %d%s. A bit "
+                        "was "
+                        "flipped in memory or on the way, or this is a bug in zero.c. Nothing is saved; go on from "
+                        "the last checkpoint",
+                        (long long)step, l->units[u].spec.tensors[t].name, u, row_names[row], r,
+                        r == first ? first + stride : first,
+                        l->n_ranks / stride > 2 ? " and most others"
+                                                : "; with two copies neither is known to be right");
         }
     }
     return OK;
 }
 
-Status replicas_check(const Layout *l, ZeroOptions options, Comm *comm, Stream *compute, Params *params, Optim *optimizer,
-                      float *staging) {
+Status replicas_check(const Layout *l, ZeroOptions options, Comm *comm, Stream *compute, Params *params,
+                      Optim *optimizer, float *staging) {
     int n = comm_size(comm);
     size_t size = table_index(ROWS, 0, 0, l->n_units);
     uint64_t *tables = calloc((size_t)n * size, sizeof *tables);
