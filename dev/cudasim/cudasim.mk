@@ -15,7 +15,7 @@ SIM_CXXFLAGS := -std=c++17 -O2 -g1 $(WARN) $(FLOATS) -pthread -MMD -MP $(SIM_INC
 SIM_CUFLAGS := -x c++ -include dev/cudasim/cudasim.h -Wno-unknown-pragmas -fno-strict-aliasing
 
 SIM_FLAGS_plain :=
-SIM_FLAGS_sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIM_FLAGS_sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -DSANITIZE_BUILD
 SIM_FLAGS_race := -fsanitize=thread -Wno-tsan -DCUDASIM_RACE
 # The simulator itself is not instrumented in the race build, and does not link libtsan.
 SIM_LIB_FLAGS_plain :=
@@ -33,7 +33,8 @@ SIM_PROGRAMS := $(patsubst test/cudasim/%.cu,%,$(wildcard test/cudasim/*.cu))
 # The whole program, with what belongs to CUDA from *.cu; C is compiled with HAVE_CUDA. In the race build C is instrumented
 # too, so that what the host does to pinned memory is checked, but for the CPU's kernels, which never see any.
 SIM_CU_SRC := $(wildcard llm/cuda/*.cu zero/*.cu)
-sim_cflags = $(CFLAGS) -DHAVE_CUDA $(if $(filter llm/cpu/%,$<),$(filter-out -fsanitize=thread,$(SIM_FLAGS_$(1))),$(SIM_FLAGS_$(1)))
+sim_cflags = $(filter-out -fsanitize=% -fno-sanitize%,$(CFLAGS)) -DHAVE_CUDA \
+    $(if $(filter llm/cpu/%,$<),$(filter-out -fsanitize=thread,$(SIM_FLAGS_$(1))),$(SIM_FLAGS_$(1)))
 
 define sim_mode
 $(SIM_BUILD)/$(1)/dev/cudasim/%.o: dev/cudasim/%.cpp
