@@ -208,6 +208,9 @@ def main():
     parts = args.parts or ["scaling", "overlap", "plan"]
     if set(parts) - {"scaling", "overlap", "plan"}:
         parser.error(f"there is no part {', '.join(set(parts) - {'scaling', 'overlap', 'plan'})}")
+    load = os.getloadavg()[0]
+    if load > 0.3:
+        print(f"bench_zero: the machine is not quiet (load {load:.1f}): the ratios mean little")
     with tempfile.TemporaryDirectory() as work:
         bench = Bench(args, work)
         if "scaling" in parts:
