@@ -107,7 +107,7 @@ class ResidentMemory(Base):
         out = self.path(str(stage))
         command = self.start_up(1, self.FLAGS + ["--micro-batch", "1", "--seq-len", "8", "--steps", "2", "--warmup", "0", "--dtype", "bf16",
                                                  "--zero", str(stage)], out)
-        run = launch(mpirun(self.RANKS, [sys.executable, "-c", self.MEASURE, out] + command), out)
+        run = launch(mpirun(self.RANKS, [sys.executable, "-c", self.MEASURE, out] + command), out, timeout=1800)
         self.assertEqual(run.code, 0, run.error)
         table = run.events("step")[-1]["device_bytes"]
         peaks = [int(read(f"{out}.{rank}")) for rank in range(self.RANKS)]
