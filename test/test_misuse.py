@@ -106,9 +106,11 @@ class Directories(Misuse):
 
     def test_lost_log(self):
         out, log = self.halved("out")
-        os.truncate(log, 100)
-        self.refused(self.flags("--steps", "4"), "log.jsonl", "100 bytes", out=out)
-        self.assertEqual(os.path.getsize(log), 100)
+        first = self.read(log).splitlines(keepends=True)[0]
+        with open(log, "wb") as f:
+            f.write(first)
+        self.refused(self.flags("--steps", "4"), "log.jsonl", f"{len(first)} bytes", out=out)
+        self.assertEqual(self.read(log), first)
         os.remove(log)
         run = self.run_program(self.flags("--steps", "4"), out)
         self.assertEqual(run.code, 0, run.error)
@@ -149,7 +151,7 @@ class Values(Misuse):
     def test_plan_of_absurd_sizes(self):
         run = self.run_program(["--plan", "--model", "llama-tiny", "--layers", "16384", "--channels", "1048576", "--heads",
                                 "1024", "--kv-heads", "1024", "--vocab-size", "16777216", "--micro-batch", "1048576",
-                                "--seq-len", "2047", "--device-memory", "80G", "--ranks", "16777216"])
+                                "--seq-len", "2047", "--device-memory", "80G", "--ranks", "1024"])
         self.assertEqual(run.code, 0, run.error)
         self.assertNotIn("yes", run.text)  # sums that wrapped around would fit
 
@@ -169,7 +171,7 @@ class Ranks(Misuse):
         for tool in ("--help", "--plan"):
             run = self.launch(tool)
             self.assertEqual(run.returncode, 0, run.stderr)
-            self.assertEqual(run.stdout.count("--zero 0" if tool == "--plan" else "Usage:"), 1, run.stdout)
+            self.assertEqual(run.stdout.count("Memory of one rank" if tool == "--plan" else "Usage:"), 1, run.stdout)
         run = self.launch("--verify", self.root)
         self.assertEqual(run.returncode, 2, run.stderr)
         self.assertIn("--verify is the work of one rank", run.stderr)
