@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "llm/nearest.h"
+#include "llm/utf8.h"
 
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "sizes are 64 bits");
 _Static_assert(sizeof(Optimizer) == sizeof(int), "enumerations are stored as int");
@@ -168,6 +169,9 @@ Status flag_parse(const Flag *flag, const char *text, Config *config) {
     if (flag->kind == FLAG_TEXT) {
         if (*text == '\0')
             return fail_usage("--%s needs a value, found an empty one", flag->name);
+        if (!utf8_valid(text))
+            return fail_usage("--%s takes text in UTF-8, found other bytes: the log and checkpoints could not say them",
+                              flag->name);
         memcpy((char *)config + flag->offset, &text, sizeof text);
         return OK;
     }
