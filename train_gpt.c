@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "data/shards.h"
 #include "data/vocab.h"
@@ -57,12 +56,6 @@ typedef struct Run {
     int64_t end;              // the step after which this run ends: --stop-at, or --steps
     int64_t last_saved;       // step of the last checkpoint; -1: none
 } Run;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // ---- one step ----
 
@@ -114,7 +107,7 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
 // One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
-    double start = now(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
+    double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
     comm_set_step(r->comm, r->state.step + 1);
@@ -147,7 +140,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->steps = r->end;
     report->skipped = r->state.skipped;
     report->tokens = r->state.step * c->global_batch * c->seq_len;
-    report->seconds = now() - start;
+    report->seconds = comm_clock() - start;
     report->tokens_per_s = tokens / report->seconds;
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
@@ -227,11 +220,11 @@ static Status save(Run *r, bool *saved) {
         *saved = r->config.out != NULL;
         return OK;
     }
-    double start = now();
+    double start = comm_clock();
     cJSON *fields = cJSON_CreateObject();
     cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
     log_event(r->log, "checkpoint", fields);  // before the length is taken: the line belongs to the checkpoint
-    r->state.log_bytes = log_bytes(r->log);
+    r->state.log_bytes = log_sync(r->log);
     CheckpointRun run = checkpoint_run(r);
     Status status = checkpoint_save(r->config.out, &run, &r->layout, r->comm, &r->view.view, &r->state);
     if (status != OK) {
@@ -241,7 +234,7 @@ static Status save(Run *r, bool *saved) {
     }
     *saved = true;
     r->last_saved = r->state.step;
-    log_line(r->log, "checkpoint of step %lld saved in %.1f s", (long long)r->state.step, now() - start);
+    log_line(r->log, "checkpoint of step %lld saved in %.1f s", (long long)r->state.step, comm_clock() - start);
     return r->rank == 0 ? checkpoint_prune(r->config.out, r->config.keep) : OK;
 }
 
@@ -309,7 +302,7 @@ static Status train(Run *r) {
         }
         bool last = r->state.step == r->end;
         if (every(c->log_every, r->state.step) || last || !report.result.finite)
-            log_step(r->log, &report, r->device, true);
+            log_step(r->log, &report, r->device);
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
@@ -458,8 +451,21 @@ static Status find_checkpoint(const Config *c, char path[PATH_BYTES]) {
     *path = '\0';
     if (strcmp(c->resume, "auto") == 0)
         return c->out ? checkpoint_newest(c->out, path, PATH_BYTES) : OK;
-    if (strcmp(c->resume, "never") != 0)
-        snprintf(path, PATH_BYTES, "%s", c->resume);
+    if (strcmp(c->resume, "never") != 0 && snprintf(path, PATH_BYTES, "%s", c->resume) >= PATH_BYTES)
+        return fail("--resume %s: the path is too long", c->resume);
+    return OK;
+}
+
+// A run that does not go on from a checkpoint in --out must not mix its own with those that are there: the next resume
+// would take the wrong ones, and pruning would delete them.
+static Status check_out_is_free(const Config *c, const char *resumed) {
+    char newest[PATH_BYTES] = "";
+    if (!c->out || checkpoint_is_in(c->out, resumed))
+        return OK;
+    TRY(checkpoint_newest(c->out, newest, sizeof newest));
+    if (*newest)
+        return fail("--resume %s with --out %s, which holds checkpoints of another run, up to %s: choose another --out, or "
+                    "move them away", c->resume, c->out, newest);
     return OK;
 }
 
@@ -469,6 +475,7 @@ static Status open_state(Run *r) {
     char path[PATH_BYTES], notes[2048] = "";
     snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
     TRY(find_checkpoint(c, path));
+    TRY(check_out_is_free(c, path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
@@ -477,14 +484,17 @@ static Status open_state(Run *r) {
         CheckpointRun run = checkpoint_run(r);
         TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
-        r->last_saved = r->state.step;
+        if (checkpoint_is_in(c->out, path))
+            r->last_saved = r->state.step;
+        else
+            r->state.log_bytes = 0;  // of another --out's log
     } else if (c->init_from) {
         TRY(hf_import(c->init_from, &c->model, &r->layout, r->comm, &r->view.view));
         TRY(optimizer_state_loaded(r->optimizer));
     } else {
         TRY(optimizer_init(r->optimizer, c->seed));
     }
-    TRY(log_open(c->out, r->state.log_bytes, r->rank, &r->log));
+    TRY(log_open(c->out, r->state.log_bytes, r->rank, r->n_ranks, &r->log));
     if (path[0])
         log_line(r->log, "resumed from %s at step %lld%s%s", path, (long long)r->state.step, notes[0] ? "\n" : "", notes);
     return open_loader(r, r->state.samples, &r->loader);
@@ -520,26 +530,24 @@ static void close_run(Run *r) {
 
 // ---- what a run says about itself ----
 
-static void plan_choices(Run *r, PlanChoice choices[3], int *n) {
+static Status plan_choices(Run *r, PlanChoice choices[3], int *n) {
     static const struct {
         Recompute recompute;
         const char *change;
         double cost;
     } others[] = {{RECOMPUTE_SELECTIVE, "--recompute selective", 0.05}, {RECOMPUTE_FULL, "--recompute full", 0.33}};
     ModelOptions options = model_options(&r->config);
-    *n = 0;
-    choices[*n] = (PlanChoice){0};
-    if (model_plan(r->device, &options, choices[(*n)++].bytes) != OK)
-        return;
+    choices[0] = (PlanChoice){0};
+    TRY(model_plan(r->device, &options, choices[0].bytes));
+    *n = 1;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         if (others[i].recompute <= r->config.recompute)
             continue;
         options.recompute = others[i].recompute;
         choices[*n] = (PlanChoice){.change = others[i].change, .cost = others[i].cost};
-        if (model_plan(r->device, &options, choices[*n].bytes) == OK)
-            ++*n;
+        TRY(model_plan(r->device, &options, choices[(*n)++].bytes));
     }
-    status_clear();
+    return OK;
 }
 
 // Predict the memory of every stage. Prints the table (--plan), or checks that this run fits.
@@ -548,8 +556,12 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     PlanChoice choices[3];
     PlanInput input = plan_input(c, &r->layout, r->n_ranks);
     Plan plan;
-    plan_choices(r, choices, &input.n_choices);
+    TRY(plan_choices(r, choices, &input.n_choices));
     input.choices = choices;
+    if (!c->plan && input.device_memory == 0) {
+        input.device_memory = device_memory_size(r->device);
+        input.limit_is_found = true;
+    }
     CommShape shape;
     CommWorld planned = {.size = r->n_ranks, .host_group = r->n_ranks};
     TRY(comm_shape_make(c->plan ? &planned : &r->world, c->shard_group, 0, &shape));
@@ -649,6 +661,24 @@ static Status run_plan(Run *r) {
     return predict(r, predicted);
 }
 
+// What takes no data and no time.
+static Status run_answer(Run *r) {
+    Config *c = &r->config;
+    if (c->help) {
+        config_print_help(stdout);
+        return OK;
+    }
+    if (c->version) {
+        printf("zero.c train_gpt, built %s\n", __DATE__);
+        return OK;
+    }
+    TRY(config_resolve(c, c->plan ? c->ranks : r->n_ranks, 0));
+    if (c->plan)
+        return run_plan(r);
+    config_print_json(c, stdout);
+    return OK;
+}
+
 static Status run_training(Run *r) {
     Config *c = &r->config;
     size_t predicted[MEM_CATEGORIES];
@@ -684,38 +714,28 @@ static Status run_training(Run *r) {
 static Status run(Run *r, int argc, char **argv) {
     Config *c = &r->config;
     config_defaults(c);
+    TRY(comm_start(&r->world));  // first, so that of many ranks one speaks
+    r->rank = r->world.rank;
+    r->n_ranks = r->world.size;
     TRY(config_parse(c, argc, argv));
-    if (c->help) {
-        config_print_help(stdout);
-        return OK;
-    }
-    if (c->version) {
-        printf("zero.c train_gpt, built %s\n", __DATE__);
-        return OK;
-    }
+    const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
+    if (alone && r->n_ranks > 1)
+        return fail_usage("--%s is the work of one rank: leave out mpirun", alone);
+    if (c->help || c->version || c->plan || (c->print_config && !c->train))
+        return r->rank == 0 ? run_answer(r) : OK;
     if (c->hash)
         return checkpoint_hash(c->hash, stdout);
     if (c->verify)
         return checkpoint_verify(c->verify, stdout);
     if (c->export_hf)
         return run_export(c);
-    if (!c->plan)
-        TRY(comm_start(&r->world));
-    r->rank = r->world.rank;
-    r->n_ranks = r->world.size;
-    TRY(config_resolve(c, c->plan ? c->ranks : r->n_ranks, 0));
-    if (c->plan)
-        return run_plan(r);
-    if (c->print_config && !c->train) {
-        if (r->rank == 0)
-            config_print_json(c, stdout);
-        return OK;
-    }
+    TRY(config_resolve(c, r->n_ranks, 0));
     return run_training(r);
 }
 
 int main(int argc, char **argv) {
     static Run r;
+    run_open_standard_files();
     Status status = run(&r, argc, argv);
     if (status == FAILED || status == BAD_USAGE)
         comm_abort(status);

@@ -36,6 +36,7 @@ typedef struct PlanInput {
     Optimizer optimizer;
     size_t staging_bytes;       // buffers of collectives and checkpoints; 0 for one rank
     size_t device_memory;       // the most a rank may use; 0: no limit
+    bool limit_is_found;        // the device has no more; the limit is not --device-memory
     const PlanChoice *choices;  // choices[0]: the options as given. None (n_choices 0) with layout NULL
     int n_choices;
 } PlanInput;
