@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "data/shards.h"
 #include "data/vocab.h"
@@ -18,15 +17,18 @@
 #include "llm/peak.h"
 #include "llm/schedule.h"
 #include "zero/checkpoint.h"
+#include "zero/measure.h"
 #include "zero/explain.h"
 #include "zero/generate.h"
 #include "zero/hf.h"
+#include "zero/intro.h"
 #include "zero/optimizer_state.h"
+#include "zero/options.h"
 #include "zero/plan.h"
+#include "zero/plan_cluster.h"
 #include "zero/replicas.h"
 #include "zero/run.h"
 #include "zero/trace.h"
-#include "zero/traffic.h"
 
 typedef struct Run {
     Config config;
@@ -57,12 +59,6 @@ typedef struct Run {
     int64_t end;              // the step after which this run ends: --stop-at, or --steps
     int64_t last_saved;       // step of the last checkpoint; -1: none
 } Run;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // ---- one step ----
 
@@ -114,7 +110,7 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
 // One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
-    double start = now(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
+    double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
     comm_set_step(r->comm, r->state.step + 1);
@@ -147,7 +143,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->steps = r->end;
     report->skipped = r->state.skipped;
     report->tokens = r->state.step * c->global_batch * c->seq_len;
-    report->seconds = now() - start;
+    report->seconds = comm_clock() - start;
     report->tokens_per_s = tokens / report->seconds;
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
@@ -227,11 +223,11 @@ static Status save(Run *r, bool *saved) {
         *saved = r->config.out != NULL;
         return OK;
     }
-    double start = now();
+    double start = comm_clock();
     cJSON *fields = cJSON_CreateObject();
     cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
     log_event(r->log, "checkpoint", fields);  // before the length is taken: the line belongs to the checkpoint
-    r->state.log_bytes = log_bytes(r->log);
+    r->state.log_bytes = log_sync(r->log);
     CheckpointRun run = checkpoint_run(r);
     Status status = checkpoint_save(r->config.out, &run, &r->layout, r->comm, &r->view.view, &r->state);
     if (status != OK) {
@@ -241,7 +237,7 @@ static Status save(Run *r, bool *saved) {
     }
     *saved = true;
     r->last_saved = r->state.step;
-    log_line(r->log, "checkpoint of step %lld saved in %.1f s", (long long)r->state.step, now() - start);
+    log_line(r->log, "checkpoint of step %lld saved in %.1f s", (long long)r->state.step, comm_clock() - start);
     return r->rank == 0 ? checkpoint_prune(r->config.out, r->config.keep) : OK;
 }
 
@@ -261,12 +257,6 @@ static Status report_evaluation(Run *r) {
 }
 
 // ---- the loop ----
-
-static ZeroOptions zero_options(const Config *c) {
-    return (ZeroOptions){.stage = c->zero_stage, .dtype = c->dtype,
-                         .grad_dtype = c->grad_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype,
-                         .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
-}
 
 static Status open_loader(const Run *r, int64_t first_sample, Loader **loader) {
     const Config *c = &r->config;
@@ -309,11 +299,11 @@ static Status train(Run *r) {
         }
         bool last = r->state.step == r->end;
         if (every(c->log_every, r->state.step) || last || !report.result.finite)
-            log_step(r->log, &report, r->device, true);
+            log_step(r->log, &report, r->device);
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
-            TRY(replicas_check(&r->layout, zero_options(c), r->comm, r->compute, r->params, r->optimizer,
+            TRY(replicas_check(&r->layout, options_zero(c), r->comm, r->compute, r->params, r->optimizer,
                                r->view.view.staging));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
@@ -343,20 +333,6 @@ static Status report_end(Run *r) {
 }
 
 // ---- open and close ----
-
-static ModelOptions model_options(const Config *c) {
-    return (ModelOptions){.config = c->model, .dtype = c->dtype, .batch = c->micro_batch, .seq_len = c->seq_len,
-                          .recompute = c->recompute, .head_chunk = c->head_chunk,
-                          .sampling = c->sample_every > 0, .training = true};
-}
-
-static CommOptions comm_options(const Run *r, CommShape shape) {
-    int64_t longest = 0;
-    for (int u = 0; u < r->layout.n_units; u++)
-        longest = r->layout.units[u].shard_len > longest ? r->layout.units[u].shard_len : longest;
-    return (CommOptions){.shape = shape, .wire = zero_options(&r->config).reduce_dtype, .max_len = longest,
-                         .timeout = r->config.comm_timeout};
-}
 
 // Ranks with other programs, options or data would compute nonsense together.
 static Status agree_on_run(Run *r) {
@@ -429,13 +405,13 @@ static Status open_device(Run *r) {
 
 static Status open_model(Run *r) {
     const Config *c = &r->config;
-    ZeroOptions zero = zero_options(c);
-    ModelOptions model = model_options(c);
+    ZeroOptions zero = options_zero(c);
+    ModelOptions model = options_model(c);
     OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
     CommShape shape;
     TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
-    CommOptions comm = comm_options(r, shape);
+    CommOptions comm = options_comm(c, &r->layout, shape);
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
@@ -458,8 +434,21 @@ static Status find_checkpoint(const Config *c, char path[PATH_BYTES]) {
     *path = '\0';
     if (strcmp(c->resume, "auto") == 0)
         return c->out ? checkpoint_newest(c->out, path, PATH_BYTES) : OK;
-    if (strcmp(c->resume, "never") != 0)
-        snprintf(path, PATH_BYTES, "%s", c->resume);
+    if (strcmp(c->resume, "never") != 0 && snprintf(path, PATH_BYTES, "%s", c->resume) >= PATH_BYTES)
+        return fail("--resume %s: the path is too long", c->resume);
+    return OK;
+}
+
+// A run that does not go on from a checkpoint in --out must not mix its own with those that are there: the next resume
+// would take the wrong ones, and pruning would delete them.
+static Status check_out_is_free(const Config *c, const char *resumed) {
+    char newest[PATH_BYTES] = "";
+    if (!c->out || checkpoint_is_in(c->out, resumed))
+        return OK;
+    TRY(checkpoint_newest(c->out, newest, sizeof newest));
+    if (*newest)
+        return fail("--resume %s with --out %s, which holds checkpoints of another run, up to %s: choose another --out, or "
+                    "move them away", c->resume, c->out, newest);
     return OK;
 }
 
@@ -469,6 +458,7 @@ static Status open_state(Run *r) {
     char path[PATH_BYTES], notes[2048] = "";
     snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
     TRY(find_checkpoint(c, path));
+    TRY(check_out_is_free(c, path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
@@ -477,14 +467,17 @@ static Status open_state(Run *r) {
         CheckpointRun run = checkpoint_run(r);
         TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
-        r->last_saved = r->state.step;
+        if (checkpoint_is_in(c->out, path))
+            r->last_saved = r->state.step;
+        else
+            r->state.log_bytes = 0;  // of another --out's log
     } else if (c->init_from) {
         TRY(hf_import(c->init_from, &c->model, &r->layout, r->comm, &r->view.view));
         TRY(optimizer_state_loaded(r->optimizer));
     } else {
         TRY(optimizer_init(r->optimizer, c->seed));
     }
-    TRY(log_open(c->out, r->state.log_bytes, r->rank, &r->log));
+    TRY(log_open(c->out, r->state.log_bytes, r->rank, r->n_ranks, &r->log));
     if (path[0])
         log_line(r->log, "resumed from %s at step %lld%s%s", path, (long long)r->state.step, notes[0] ? "\n" : "", notes);
     return open_loader(r, r->state.samples, &r->loader);
@@ -518,106 +511,22 @@ static void close_run(Run *r) {
     shards_close(r->train);
 }
 
-// ---- what a run says about itself ----
-
-static void plan_choices(Run *r, PlanChoice choices[3], int *n) {
-    static const struct {
-        Recompute recompute;
-        const char *change;
-        double cost;
-    } others[] = {{RECOMPUTE_SELECTIVE, "--recompute selective", 0.05}, {RECOMPUTE_FULL, "--recompute full", 0.33}};
-    ModelOptions options = model_options(&r->config);
-    *n = 0;
-    choices[*n] = (PlanChoice){0};
-    if (model_plan(r->device, &options, choices[(*n)++].bytes) != OK)
-        return;
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        if (others[i].recompute <= r->config.recompute)
-            continue;
-        options.recompute = others[i].recompute;
-        choices[*n] = (PlanChoice){.change = others[i].change, .cost = others[i].cost};
-        if (model_plan(r->device, &options, choices[*n].bytes) == OK)
-            ++*n;
-    }
-    status_clear();
-}
-
-// Predict the memory of every stage. Prints the table (--plan), or checks that this run fits.
+// Predict this run's memory, and check that it fits.
 static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     const Config *c = &r->config;
-    PlanChoice choices[3];
-    PlanInput input = plan_input(c, &r->layout, r->n_ranks);
-    Plan plan;
-    plan_choices(r, choices, &input.n_choices);
-    input.choices = choices;
     CommShape shape;
-    CommWorld planned = {.size = r->n_ranks, .host_group = r->n_ranks};
-    TRY(comm_shape_make(c->plan ? &planned : &r->world, c->shard_group, 0, &shape));
-    CommOptions comm = comm_options(r, shape);
-    input.staging_bytes = comm_staging_bytes(&comm);
+    PlanChoice choices[PLAN_CHOICES];
+    PlanInput input;
+    Plan plan;
+    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
+    TRY(plan_model(c, r->device, &r->layout, shape, true, choices, &input));
+    if (input.device_memory == 0) {
+        input.device_memory = device_memory_size(r->device);
+        input.limit_is_found = true;
+    }
     plan_compute(&input, &plan);
-    if (c->plan)
-        plan_print(&input, &plan, stdout);
-    else
-        TRY(plan_check(&input, &plan));
     memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
-    return OK;
-}
-
-// The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
-static Status predict_traffic(Run *r, cJSON *fields) {
-    TrafficInput input = {.layout = &r->layout, .shape = comm_shape(r->comm), .zero = zero_options(&r->config),
-                          .grad_accum = r->config.grad_accum, .overlap = r->config.overlap};
-    Traffic traffic;
-    TRY(traffic_predict(&input, &traffic));
-    cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
-    for (int k = 0; k < COMM_HOST_VALUES; k++)
-        cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
-    cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
-    return OK;
-}
-
-static Status introduce(Run *r, const size_t predicted[MEM_CATEGORIES]) {
-    const Config *c = &r->config;
-    double flops = model_flops_per_token(&c->model, c->seq_len);
-    log_line(r->log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
-             (double)r->layout.n_params / 1e6, c->model.layers, c->model.channels, c->model.heads,
-             (long long)c->model.vocab_size, dtype_name(c->dtype));
-    if (c->model.had_dropout)
-        log_line(r->log, "         the config.json asks for dropout; this program trains without it");
-    log_line(r->log, "device   %s%s", device_name(r->device),
-             device_has_native(r->device, c->dtype) ? "" : "; it has no arithmetic of this dtype: operands are converted to fp32 tile by tile");
-    if (isfinite(r->peak_flops))
-        log_line(r->log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
-    log_line(r->log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
-             c->micro_batch, c->grad_accum, r->n_ranks, c->seq_len);
-    double epochs = (double)c->steps * c->global_batch / (double)shards_n_windows(r->train);
-    log_line(r->log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)shards_n_tokens(r->train),
-             shards_n_files(r->train), shards_n_files(r->train) == 1 ? "" : "s", epochs, (long long)c->steps);
-    size_t measured[MEM_CATEGORIES];
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        measured[k] = device_bytes(r->device, (MemoryCategory)k);
-    if (r->rank == 0)
-        plan_print_measured(predicted, measured, stdout);
-    double as_predicted = memcmp(measured, predicted, sizeof measured) == 0;
-    TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
-    if (as_predicted < r->n_ranks)
-        log_line(r->log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
-                 r->n_ranks - (int)as_predicted, r->n_ranks);
-
-    cJSON *fields = config_to_json(c);
-    cJSON_AddNumberToObject(fields, "n_params", (double)r->layout.n_params);
-    cJSON_AddNumberToObject(fields, "ranks", r->n_ranks);
-    cJSON_AddNumberToObject(fields, "flops_per_token", flops);
-    cJSON_AddNumberToObject(fields, "peak_flops", r->peak_flops);
-    cJSON_AddStringToObject(fields, "device", device_name(r->device));
-    cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
-    cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)predicted[k]);
-    TRY(predict_traffic(r, fields));
-    log_event(r->log, "start", fields);
-    return OK;
+    return plan_check(&input, &plan);
 }
 
 // ---- the program ----
@@ -633,20 +542,32 @@ static Status run_export(const Config *c) {
 }
 
 static Status run_plan(Run *r) {
-    Config *c = &r->config;
-    r->n_ranks = c->ranks;
-    if (c->plan_params > 0) {
-        PlanInput input = plan_input(c, NULL, c->ranks);
-        Plan plan;
-        plan_compute(&input, &plan);
-        plan_print(&input, &plan, stdout);
-        return OK;
-    }
-    size_t predicted[MEM_CATEGORIES];
-    TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, 0, &r->layout));
-    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads};
+    const Config *c = &r->config;
+    ClusterSpeed speed = {.flops = c->plan_flops, .bytes_per_s = c->plan_bandwidth / 8}, measured = {0};
+    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads, .local_rank = r->world.local_rank,
+                            .local_size = r->world.local_size};
     TRY(device_open(&device, &r->device));
-    return predict(r, predicted);
+    if (c->measure)
+        TRY(measure_speed(r->device, &r->world, c->dtype, &measured));
+    if (speed.flops == 0)
+        speed.flops = measured.flops;
+    if (speed.bytes_per_s == 0)
+        speed.bytes_per_s = measured.bytes_per_s;
+    return r->rank == 0 ? plan_cluster(c, r->device, speed, stdout) : OK;
+}
+
+// What takes no data and no time.
+static Status run_answer(Run *r) {
+    Config *c = &r->config;
+    if (c->help) {
+        config_print_help(stdout);
+    } else if (c->version) {
+        puts("zero.c train_gpt 0.1");
+    } else {
+        TRY(config_resolve(c, r->n_ranks, 0));
+        config_print_json(c, stdout);
+    }
+    return OK;
 }
 
 static Status run_training(Run *r) {
@@ -667,7 +588,11 @@ static Status run_training(Run *r) {
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    TRY(introduce(r, predicted));
+    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
+                   .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
+                   .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
+    memcpy(intro.predicted, predicted, sizeof intro.predicted);
+    TRY(introduce(&intro, r->log));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
     run_catch_signals();
@@ -684,14 +609,18 @@ static Status run_training(Run *r) {
 static Status run(Run *r, int argc, char **argv) {
     Config *c = &r->config;
     config_defaults(c);
+    TRY(comm_start(&r->world));  // first, so that of many ranks one speaks
+    r->rank = r->world.rank;
+    r->n_ranks = r->world.size;
     TRY(config_parse(c, argc, argv));
-    if (c->help) {
-        config_print_help(stdout);
-        return OK;
-    }
-    if (c->version) {
-        printf("zero.c train_gpt, built %s\n", __DATE__);
-        return OK;
+    const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
+    if (alone && r->n_ranks > 1)
+        return fail_usage("--%s is the work of one rank: leave out mpirun", alone);
+    if (c->help || c->version || (c->print_config && !c->train && !c->plan))
+        return r->rank == 0 ? run_answer(r) : OK;
+    if (c->plan) {
+        TRY(config_resolve(c, c->ranks, 0));
+        return run_plan(r);
     }
     if (c->hash)
         return checkpoint_hash(c->hash, stdout);
@@ -699,23 +628,13 @@ static Status run(Run *r, int argc, char **argv) {
         return checkpoint_verify(c->verify, stdout);
     if (c->export_hf)
         return run_export(c);
-    if (!c->plan)
-        TRY(comm_start(&r->world));
-    r->rank = r->world.rank;
-    r->n_ranks = r->world.size;
-    TRY(config_resolve(c, c->plan ? c->ranks : r->n_ranks, 0));
-    if (c->plan)
-        return run_plan(r);
-    if (c->print_config && !c->train) {
-        if (r->rank == 0)
-            config_print_json(c, stdout);
-        return OK;
-    }
+    TRY(config_resolve(c, r->n_ranks, 0));
     return run_training(r);
 }
 
 int main(int argc, char **argv) {
     static Run r;
+    run_open_standard_files();
     Status status = run(&r, argc, argv);
     if (status == FAILED || status == BAD_USAGE)
         comm_abort(status);

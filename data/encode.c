@@ -12,6 +12,8 @@
 #include "data/unicode.h"
 #include "data/vocab.h"
 #include "data/vocab_tables.h"
+#include "llm/utf8.h"
+#include "llm/utf8.h"
 
 enum { MAX_TEXT_BYTES = 64 << 10 };
 static const float unknown_penalty = 10.0f;  // sentencepiece's kUnkPenalty

@@ -27,8 +27,9 @@ try:
     import h5py  # noqa: F401 (shard_writer uses it; a missing package should be named, not traced)
     import numpy as np
 except ImportError as missing:
-    sys.exit("prepare.py: error: the Python package %s is missing (Debian, Ubuntu: apt-get install python3-h5py "
-             "python3-numpy; elsewhere: pip install h5py numpy)" % missing.name)
+    sys.exit("prepare.py: error: the Python package %s is missing in %s (Debian, Ubuntu: apt-get install python3-h5py "
+             "python3-numpy, which are for /usr/bin/python3; elsewhere: pip install h5py numpy)"
+             % (missing.name, sys.executable))
 
 from documents import find_sources, json_text, read_parts, sample_lines
 from shard_writer import SIDES, ShardWriter, find_old_shards

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "data/h5.h"
-#include "data/unicode.h"
 #include "data/vocab_tables.h"
+#include "llm/utf8.h"
 
 enum { MAX_TOKENS = 1 << 24, MAX_BYTES = 1 << 28 };  // far above any tokenizer; more is damage
 

@@ -108,6 +108,9 @@ typedef struct Config {
     bool plan, print_config, help, version;
     int ranks;               // --plan: number of ranks to plan for
     double plan_params;      // --params: plan for this many parameters without a model
+    double plan_flops;       // --flops: that a rank reaches, a second; 0 = unknown
+    double plan_bandwidth;   // --bandwidth: bits that a rank sends, a second; 0 = unknown
+    bool measure;            // --plan: measure the two
     const char *hash;        // checkpoint directory to hash, or NULL
     const char *verify;      // checkpoint directory to verify, or NULL
     const char *export_hf;   // directory to make of a checkpoint for transformers, or NULL

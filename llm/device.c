@@ -178,6 +178,9 @@ size_t device_peak_bytes(const Device *device, MemoryCategory category) {
 size_t device_host_bytes(const Device *device) {
     return device->host_bytes;
 }
+size_t device_memory_size(const Device *device) {
+    return device->memory_size;
+}
 void device_seal(Device *device, bool sealed) {
     device->sealed = sealed;
 }

@@ -6,7 +6,7 @@
 #include "llm/ops.h"
 
 typedef struct DeviceBackend {
-    Status (*open)(Device *device, const DeviceOptions *options);  // fills name, threads, native, ops, impl
+    Status (*open)(Device *device, const DeviceOptions *options);  // fills name, threads, memory_size, native, ops, impl
     void (*close)(Device *device);
     void *(*memory_alloc)(Device *device, size_t bytes);           // zeroed, aligned to 256 bytes; NULL: no room
     void (*memory_free)(Device *device, void *memory, size_t bytes);
@@ -45,7 +45,7 @@ struct Device {
     char name[160];
     int threads;
     bool native[3];              // by Dtype
-    size_t memory_limit;
+    size_t memory_limit, memory_size;
     bool sealed;
     size_t bytes[MEM_CATEGORIES], peak_bytes[MEM_CATEGORIES], host_bytes;
     Allocation *allocations;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "llm/nearest.h"
+#include "llm/utf8.h"
 
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "sizes are 64 bits");
 _Static_assert(sizeof(Optimizer) == sizeof(int), "enumerations are stored as int");
@@ -168,6 +169,9 @@ Status flag_parse(const Flag *flag, const char *text, Config *config) {
     if (flag->kind == FLAG_TEXT) {
         if (*text == '\0')
             return fail_usage("--%s needs a value, found an empty one", flag->name);
+        if (!utf8_valid(text))
+            return fail_usage("--%s takes text in UTF-8, found other bytes: the log and checkpoints could not say them",
+                              flag->name);
         memcpy((char *)config + flag->offset, &text, sizeof text);
         return OK;
     }
@@ -176,7 +180,7 @@ Status flag_parse(const Flag *flag, const char *text, Config *config) {
 
     double x;
     bool whole = flag->kind != FLAG_REAL && flag->kind != FLAG_FLOAT;
-    if (!(whole ? parse_whole(text, &x) : parse_real(text, &x)))
+    if (!(!whole && parse_real(text, &x)) && !((whole || flag->traits & FLAG_UNITS) && parse_whole(text, &x)))
         return fail_usage(
             "--%s takes a %s, not \"%s\"%s", flag->name, whole ? "whole number" : "number", text,
             whole ? " (20000, 20K and 20Ki are fine; K = 1000, Ki = 1024)" : " (0.001 and 1e-3 are fine)");

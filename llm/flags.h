@@ -40,6 +40,7 @@ typedef enum FlagTraits {
     FLAG_DERIVED = 2,    // not an option
     FLAG_ABOVE_MIN = 4,  // `min` itself is out of range
     FLAG_BELOW_MAX = 8,  // `max` itself is out of range
+    FLAG_UNITS = 16,     // a real number that K, M, G, T may follow
 } FlagTraits;
 
 typedef struct Flag {

@@ -1,11 +1,18 @@
 // ModelConfig → Hugging Face's config.json: every key that decides the arithmetic, also where transformers has the same
 // default, because defaults differ between its versions.
 #include <cjson/cJSON.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "llm/config.h"
 
+// transformers wants to see that a number is a float: 8.0, where cJSON would print 8.
 static void add_float(cJSON *json, const char *key, float x) {
-    cJSON_AddNumberToObject(json, key, float_decimal(x));
+    char text[40];
+    int n = snprintf(text, sizeof text - 2, "%.15g", float_decimal(x));
+    if (strcspn(text, ".e") == (size_t)n)
+        strcat(text, ".0");
+    cJSON_AddRawToObject(json, key, text);
 }
 
 static void add_gpt2(cJSON *json, const ModelConfig *m) {

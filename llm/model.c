@@ -44,7 +44,8 @@ typedef struct Buffers {
 } Buffers;
 
 static void buffer(Buffers *b, MemoryCategory category, const char *name, size_t bytes, void *pointer_to_pointer) {
-    b->bytes[category] += bytes;
+    const size_t most = SIZE_MAX / 16;  // shapes at the edge of what is allowed: their sums stay "too much"
+    b->bytes[category] = bytes < most - b->bytes[category] ? b->bytes[category] + bytes : most;
     void *memory = NULL;
     if (b->device && b->status == OK)
         b->status = device_alloc(b->device, category, name, bytes, &memory);

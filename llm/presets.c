@@ -69,7 +69,7 @@ Status model_config_check(const ModelConfig *m) {
     TRY(check_range("channels", m->channels, 1 << 20));
     TRY(check_range("head_dim", m->head_dim, 1 << 14));
     TRY(check_range("ffn", m->ffn, 1 << 22));
-    TRY(check_range("vocab-size", m->vocab_size, INT32_MAX));  // tokens are int32
+    TRY(check_range("vocab-size", m->vocab_size, 1 << 24));
     TRY(check_range("the longest sequence", m->max_seq_len, 1 << 24));
     if (m->heads % m->kv_heads != 0)
         return fail_usage("model: %d kv-heads do not divide %d heads", m->kv_heads, m->heads);

@@ -209,7 +209,7 @@ def markdown(by_rate):
         "## Memory", "", memory_table(runs), "", textbook, "",
         "## Communication", "", sent_table(runs), "",
         "Textbook: Ψ elements each time that parameters or gradients travel, times (N-1)/N. The exact formula knows padding, "
-        "and that a unit which is still in a slot is not gathered again.", "",
+        "that a unit which is still in a slot is not gathered again, and that sums of a group travel in fp32.", "",
         "## Time", ""]
     for rate, group in by_rate.items():
         parts += ([f"Links of {rate}:", ""] if rate else []) + [time_table(group), ""]

@@ -57,7 +57,7 @@ while [ $# -gt 0 ]; do
     printf -v "$name" %s "$2"
     shift 2
 done
-[ -z "$hybrid" ] || [ $((ranks % 2)) -eq 0 -a "$ranks" -gt 2 ] || usage "--hybrid needs 4, 6, 8, … ranks, not $ranks"
+[ -z "$hybrid" ] || [[ $((ranks % 2)) -eq 0 && $ranks -gt 2 ]] || usage "--hybrid needs 4, 6, 8, … ranks, not $ranks"
 [ -z "$bandwidth" ] || [ "$(id -u)" -eq 0 ] || usage "--bandwidth makes network namespaces, which needs root"
 [ ! -e "$out" ] || usage "$out exists: remove it, or choose another --out"
 [ -x "$TRAIN_GPT" ] || usage "there is no $TRAIN_GPT: make builds it"
@@ -94,11 +94,11 @@ launch=(scripts/run_mpirun.sh -n "$ranks" --ranks-per-host "$ranks")
 end_hosts() { [ -z "$hosts" ] || scripts/hosts.sh "$hosts" down; }
 trap end_hosts EXIT
 if [ -n "$bandwidth" ]; then
-    hosts=cmp$(tr -dc a-z </dev/urandom | head -c 4 || true)
+    hosts=cmp$(LC_ALL=C tr -dc '[:lower:]' </dev/urandom | head -c 4 || true)
     scripts/hosts.sh "$hosts" up "$ranks"
-    names=$(seq -f "$hosts%.0f" "$ranks" | paste -sd,)
-    launch=(scripts/hosts.sh exec "${hosts}1" scripts/run_mpirun.sh --hosts "$names" --ranks-per-host 1 --interface $SUBNET
-        --ssh-agent "$PWD/scripts/hosts.sh agent" --mca btl_tcp_flags send,inplace
+    names=$(seq -s , -f "$hosts%.0f" "$ranks")
+    launch=(scripts/hosts.sh exec "${hosts}1" scripts/run_mpirun.sh --hosts "$names" --ranks-per-host 1 --interface "$SUBNET"
+        --ssh-agent "$PWD/scripts/hosts.sh agent" --mca btl_tcp_flags "send,inplace"
         --mca btl_tcp_sndbuf 262144 --mca btl_tcp_rcvbuf 262144)
     [ -n "$threads" ] || threads=$(($(nproc) / ranks > 0 ? $(nproc) / ranks : 1)) # the hosts share this machine's cores
 fi

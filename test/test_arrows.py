@@ -18,7 +18,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SOURCE = re.compile(r"\.(c|h|cu|cuh|cpp)$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-BASICS = {"llm/config.h", "llm/status.h", "llm/dtype.h"}  # what data/ may use of llm/
+BASICS = {"llm/config.h", "llm/status.h", "llm/dtype.h", "llm/utf8.h"}  # what data/ may use of llm/
 LONG = 400  # lines, before one asks whether a file is two things
 
 

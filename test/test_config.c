@@ -46,6 +46,9 @@ static void values_arrive(void **state) {
     assert_int_equal(c.seed, 999999999999999);
     assert_true(c.plan && !c.print_config);
     assert_true(config_given(&c, "plan") && config_given(&c, "tie") && !config_given(&c, "print-config"));
+    assert_ok(parse_line(&c, "--params 6.7G --flops 200T --bandwidth 1e10"));
+    assert_true(c.plan_params == 6.7e9 && c.plan_flops == 200e12 && c.plan_bandwidth == 1e10);
+    assert_fails(parse_line(&c, "--lr 1K"), "--lr takes a number");  // no size
     assert_ok(parse_line(&c, "--steps 5 --steps 7"));
     assert_int_equal(c.steps, 7);
     assert_ok(parse_line(&c, "--prompt=--"));
@@ -124,6 +127,7 @@ static void ignored_options_are_refused(void **state) {
     assert_fails(resolve_line(&c, "--schedule constant --min-lr 0", 1, 0), "--min-lr");
     assert_fails(resolve_line(&c, "--ranks 8", 1, 0), "--plan");
     assert_fails(resolve_line(&c, "--plan --params 7e9 --model llama2-7b", 1, 0), "--model");
+    assert_fails(resolve_line(&c, "--plan --params 7e9 --flops 1T", 1, 0), "--flops has no effect here");
     assert_fails(resolve_line(&c, "--keep 3", 1, 0), "--out");
     assert_ok(resolve_line(&c, "--optimizer sgd --momentum 0.5 --schedule wsd --wsd-decay 0.2 --out x --keep 1", 1, 0));
     assert_ok(resolve_line(&c, "--plan --params 7e9 --ranks 8", 8, 0));

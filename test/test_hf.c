@@ -26,7 +26,7 @@ static void open_fixture(int i, ModelConfig *model, HfModel *hf) {
 // ---- logits ----
 
 static double attribute(hid_t file, const char *name) {
-    double value;
+    double value = 0;
     hid_t id = H5Aopen(file, name, H5P_DEFAULT);
     assert_true(id >= 0 && H5Aread(id, H5T_NATIVE_DOUBLE, &value) >= 0 && H5Aclose(id) >= 0);
     return value;
@@ -131,7 +131,8 @@ static void test_mismatch(void **state) {
     open_fixture(3, &model, &hf);
     hf_close(&hf);
     model.qkv_bias = false;
-    assert_fails(hf_open("test/fixtures/hf_qwen2_tied_parts", &model, &hf), "no place for: model.layers.0.self_attn.k_proj.bias");
+    assert_fails(hf_open("test/fixtures/hf_qwen2_tied_parts", &model, &hf),
+                 "no place for: model.layers.0.self_attn.k_proj.bias");
     model.arch = ARCH_GPT2;
     assert_fails(hf_open("test/fixtures/hf_qwen2_tied_parts", &model, &hf), "missing: transformer.wte.weight");
     assert_fails(hf_open("test/fixtures", &model, &hf), "has no model.safetensors");
@@ -185,8 +186,8 @@ static void check_config(const ModelConfig *model) {
 
 static void test_config(void **state) {
     (void)state;
-    static const char *const presets[] = {"gpt2-tiny", "gpt2-124m", "gpt2-1558m", "llama-tiny", "llama-1b",
-                                          "llama2-7b", "llama3-8b", "llama3-70b"};
+    static const char *const presets[] = {"gpt2-tiny", "gpt2-124m", "gpt2-1558m", "llama-tiny",
+                                          "llama-1b",  "llama2-7b", "llama3-8b",  "llama3-70b"};
     ModelConfig model;
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         memset(&model, 0, sizeof model);

@@ -154,7 +154,9 @@ static const SafetensorsSpec specs[N] = {
 
 static float value_of(int t, int64_t i, Dtype dtype) {
     float x = (float)((i * 2654435761u + (unsigned)t * 97) % 4001) / 16 - 100;  // up to 12 bits
-    return dtype == DTYPE_FP32 ? x / 3 : dtype == DTYPE_BF16 ? bf16_to_fp32(fp32_to_bf16(x)) : fp16_to_fp32(fp32_to_fp16(x));
+    return dtype == DTYPE_FP32   ? x / 3
+           : dtype == DTYPE_BF16 ? bf16_to_fp32(fp32_to_bf16(x))
+                                 : fp16_to_fp32(fp32_to_fp16(x));
 }
 
 static int64_t len_of(int t) {
@@ -241,7 +243,9 @@ static bool survives(void) {
 
 static void test_damage(void **state) {
     (void)state;
-    static const char alphabet[] = "0123456789{}[],:\"-.eE \\u\0\xff" "FBU";
+    static const char alphabet[] =
+        "0123456789{}[],:\"-.eE \\u\0\xff"
+        "FBU";
     char *files[2];
     size_t bytes[2];
     const char *names[2] = {"model.safetensors", "model.safetensors.index.json"};
@@ -250,15 +254,17 @@ static void test_damage(void **state) {
                                 &bytes[1]));
     for (int part = 1; part <= 2; part++) {
         char command[1024];
-        snprintf(command, sizeof command, "cp test/fixtures/hf_qwen2_tied_parts/model-0000%d-of-00002.safetensors %s", part,
-                 directory);
+        snprintf(command, sizeof command, "cp test/fixtures/hf_qwen2_tied_parts/model-0000%d-of-00002.safetensors %s",
+                 part, directory);
         assert_int_equal(system(command), 0);
     }
     int n_good = 0, n_bad = 0;
     for (int f = 0; f < 2; f++) {
-        uint64_t header = 0;
-        memcpy(&header, files[0], 8);
-        size_t range = f == 0 ? (size_t)header + 8 : bytes[1];
+        uint64_t range = bytes[f];
+        if (f == 0) {  // the header, and the length before it
+            memcpy(&range, files[0], 8);
+            range += 8;
+        }
         char *copy = malloc(bytes[f]);
         for (int round = 0; round < 1500; round++) {
             memcpy(copy, files[f], bytes[f]);

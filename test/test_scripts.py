@@ -78,7 +78,10 @@ class RunTests(Scratch):
         self.assertEqual(self.last_line()[0], "3 passed, 0 failed, 0 skipped")
         outer.remove(f"echo '[{OK}] b'")
         self.program("test_a", *outer)
-        self.assertEqual(self.last_line()[0], "2 passed, 1 failed, 0 skipped")
+        self.assertEqual(self.last_line()[0], "2 passed, 0 failed, 0 skipped", "an inner program that was meant to die")
+        outer.remove(f"echo '[{OK}] outer'")
+        self.program("test_a", *outer)
+        self.assertEqual(self.last_line()[0], "1 passed, 1 failed, 0 skipped")
 
     def test_crash_after_the_tests_counts(self):  # a leak found by the sanitizer, for example
         self.cmocka("test_a", OK, code=23)

@@ -16,7 +16,7 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = os.path.abspath(os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "train_gpt"))
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-               "OMPI_MCA_mpi_yield_when_idle": "1"}
+               "OMPI_MCA_mpi_yield_when_idle": "1", "ASAN_OPTIONS": "detect_leaks=0"}  # MPI leaks
 TINY = ["--model", "gpt2-tiny", "--channels", "32", "--heads", "2", "--seq-len", "16", "--micro-batch", "1", "--lr", "1e-3",
         "--threads", "1", "--dtype", "bf16"]
 PARAM = ["--grad-dtype", "param", "--reduce-dtype", "param"]

@@ -7,6 +7,7 @@
 
 #include "data/unicode.h"
 #include "data/vocab.h"
+#include "llm/utf8.h"
 #include "test/write_shard.h"
 
 static char *directory;

@@ -34,6 +34,9 @@ Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *
 // for checkpoint_load to find.
 Status checkpoint_newest(const char *out, char *path, size_t path_bytes);
 
+// Whether the checkpoint at `path` lies in `out`.
+bool checkpoint_is_in(const char *out, const char *path);
+
 // Load the rank's shards through `view` and the counters into `state`; the caller then publishes the parameters
 // (optimizer_state_loaded). Collective. Every byte read is checked against its hash. Fails, naming what differs, for
 // another model, and for a changed config or data unless config->resume_changed. `notes` gets a line for each thing

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "zero/checkpoint.h"
@@ -73,6 +74,14 @@ Status checkpoint_newest(const char *out, char *path, size_t path_bytes) {
     if (status == OK && (size_t)snprintf(path, path_bytes, "%s", newest) >= path_bytes)
         status = fail("the path %s is longer than %zu bytes", newest, path_bytes - 1);
     return status;
+}
+
+bool checkpoint_is_in(const char *out, const char *path) {
+    char parent[PATH_BYTES];
+    struct stat a, b;
+    int n = snprintf(parent, sizeof parent, "%s/..", path);
+    return out && *path && n < PATH_BYTES && stat(parent, &a) == 0 && stat(out, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
 }
 
 // Whether manifest and rank files are there with the right sizes: what a look without reading gigabytes can tell.

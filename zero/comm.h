@@ -112,6 +112,7 @@ Status comm_check_order(Comm *comm);
 
 CommStats comm_stats(Comm *comm);  // since the last comm_stats_reset
 void comm_stats_reset(Comm *comm);
+double comm_clock(void);  // seconds of a clock that never jumps
 
 // ---- what it costs: pure functions, for the planner and for tests ----
 

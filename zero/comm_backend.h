@@ -40,7 +40,6 @@ void comm_mpi_stop(void);  // waits for all ranks
 _Noreturn void comm_mpi_abort(Status status, const char *message);
 bool comm_mpi_started(void);
 
-double comm_clock(void);  // seconds of a clock that never jumps
 
 // The elements of each cut that a reduction of many ranks handles at a time.
 int64_t comm_piece_len(const CommOptions *options);

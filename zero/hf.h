@@ -4,7 +4,8 @@
 // In: config.json gives the shape (llm/config.h), model.safetensors the weights (zero/safetensors.h, zero/hf_map.h).
 // Each rank reads what its shards need, unit by unit, into the master weights; the moments stay zero. Host memory: the
 // rank's shard of the largest unit. Out: a checkpoint of any number of ranks becomes a directory that transformers
-// loads. Host memory: the largest unit. What comes in in fp32 goes out with the same bits, as long as nothing trains it.
+// loads. Host memory: the largest unit. What comes in in fp32 goes out with the same bits, as long as nothing trains
+// it.
 #ifndef ZERO_HF_H
 #define ZERO_HF_H
 
@@ -20,7 +21,7 @@ typedef struct HfModel {
     const char *directory;
     Safetensors files;
     HfMap map;
-    float *strip;        // rows of a transposed matrix
+    float *strip;  // rows of a transposed matrix
     int64_t strip_len;
 } HfModel;
 

@@ -20,8 +20,8 @@ typedef struct Export {
     HfMap map;
     SafetensorsSpec *specs;  // (map.n)
     SafetensorsWriter *writer;
-    float *unit;             // the whole of one, with padding
-    float *strip;            // rows of a transposed matrix
+    float *unit;   // the whole of one, with padding
+    float *strip;  // rows of a transposed matrix
     int64_t strip_len;
 } Export;
 
@@ -152,9 +152,9 @@ static void add_special_tokens(cJSON *config, const char *origin) {
 }
 
 static Status write_configs(const Export *e, bool *has_tokenizer) {
-    static const char *const tokenizer_files[] = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-                                                  "vocab.json", "merges.txt", "special_tokens_map.json",
-                                                  "added_tokens.json"};
+    static const char *const tokenizer_files[] = {
+        "tokenizer.json", "tokenizer_config.json",   "tokenizer.model",  "vocab.json",
+        "merges.txt",     "special_tokens_map.json", "added_tokens.json"};
     const cJSON *options = cJSON_GetObjectItemCaseSensitive(e->manifest.config, "model");
     const char *origin = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init_from"));
     bool copied = false;

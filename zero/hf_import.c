@@ -23,7 +23,9 @@ static void list_add(NameList *list, const char *name) {
 }
 
 static const char *list_end(const NameList *list, char text[32]) {
-    snprintf(text, 32, list->n > NAMES_SHOWN ? " and %d more" : "", list->n - NAMES_SHOWN);
+    *text = '\0';
+    if (list->n > NAMES_SHOWN)
+        snprintf(text, 32, " and %d more", list->n - NAMES_SHOWN);
     return text;
 }
 
@@ -72,9 +74,10 @@ static Status check_tensors(const HfModel *hf, const ModelConfig *model) {
                     list_end(&missing, more),
                     strstr(missing.text, "lm_head") ? " (set \"tie_word_embeddings\": true if the head is tied)" : "");
     if (extra.n > 0)
-        return fail("%s has weights that its config.json has no place for: %s%s; it is another model, or one that this "
-                    "program does not compute",
-                    hf->directory, extra.text, list_end(&extra, more));
+        return fail(
+            "%s has weights that its config.json has no place for: %s%s; it is another model, or one that this "
+            "program does not compute",
+            hf->directory, extra.text, list_end(&extra, more));
     return OK;
 }
 
@@ -196,5 +199,5 @@ Status hf_import(const char *directory, const ModelConfig *model, const Layout *
     TRY_GOTO(agree(comm, "weights of --init-from", import_shards(&hf, layout, view)), done);
 done:
     hf_close(&hf);
-    return status == OK ? OK : fail_context(status, "cannot start from %s", directory);
+    return status == OK ? OK : fail_context(status, "--init-from");
 }

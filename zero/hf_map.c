@@ -31,7 +31,8 @@ static const Rule gpt2_block[] = {{"ln_1.weight", {"ln_1.weight"}, false},
                                   {"mlp.proj.weight", {"mlp.c_proj.weight"}, true},
                                   {"mlp.proj.bias", {"mlp.c_proj.bias"}, false},
                                   {0}};
-static const Rule llama_ends[] = {{"wte", {"embed_tokens.weight"}, false}, {"norm_f.weight", {"norm.weight"}, false}, {0}};
+static const Rule llama_ends[] = {
+    {"wte", {"embed_tokens.weight"}, false}, {"norm_f.weight", {"norm.weight"}, false}, {0}};
 static const Rule llama_block[] = {
     {"norm_1.weight", {"input_layernorm.weight"}, false},
     {"attn.qkv.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}, false},
@@ -82,8 +83,14 @@ static void add_tensor(const ModelConfig *m, const UnitSpec *unit, int u, int t,
     part_rows(m, spec, rule, rows);
     for (int p = 0; p < MAX_PARTS && rule->theirs[p]; p++) {
         HfTensor *tensor = &map->tensors[map->n++];
-        *tensor = (HfTensor){.unit = u, .tensor = t, .first = first, .len = rows[p] * columns, .rows = rows[p],
-                             .columns = columns, .n_dims = spec->n_dims, .transposed = rule->transposed};
+        *tensor = (HfTensor){.unit = u,
+                             .tensor = t,
+                             .first = first,
+                             .len = rows[p] * columns,
+                             .rows = rows[p],
+                             .columns = columns,
+                             .n_dims = spec->n_dims,
+                             .transposed = rule->transposed};
         int n = snprintf(tensor->name, sizeof tensor->name, "%s%s", place, rule->theirs[p]);
         assert(n < HF_NAME_BYTES);
         (void)n;

@@ -1,9 +1,9 @@
 // hf_map: which tensor of a Hugging Face model is which part of ours.
 //
-// Our matrices are (out, in), as torch.nn.Linear's; GPT-2 in transformers has Conv1D, which is (in, out). Ours fuse what
-// is multiplied with the same input: q, k and v, and gate and up, lie one after another as rows of one matrix, where
-// LLaMA has tensors of their own (GPT-2's c_attn is fused in the same order). RoPE turns the pairs (i, i + head_dim/2)
-// in both, so no row moves. A tied head is no tensor, there as here.
+// Our matrices are (out, in), as torch.nn.Linear's; GPT-2 in transformers has Conv1D, which is (in, out). Ours fuse
+// what is multiplied with the same input: q, k and v, and gate and up, lie one after another as rows of one matrix,
+// where LLaMA has tensors of their own (GPT-2's c_attn is fused in the same order). RoPE turns the pairs (i, i +
+// head_dim/2) in both, so no row moves. A tied head is no tensor, there as here.
 #ifndef ZERO_HF_MAP_H
 #define ZERO_HF_MAP_H
 
@@ -16,16 +16,16 @@ typedef struct HfTensor {
     char name[HF_NAME_BYTES];  // "model.layers.3.self_attn.k_proj.weight"
     int unit, tensor;          // ours
     int64_t first, len;
-    int64_t rows, columns;     // of this part of ours; a vector has one column
+    int64_t rows, columns;  // of this part of ours; a vector has one column
     int n_dims;
-    bool transposed;           // theirs is (columns, rows)
+    bool transposed;  // theirs is (columns, rows)
 } HfTensor;
 
 typedef struct HfMap {
     int n;
-    HfTensor *tensors;   // by unit, then in our order
+    HfTensor *tensors;  // by unit, then in our order
     int n_units;
-    int *first;          // (n_units + 1): tensors[first[u]] to tensors[first[u+1] - 1] make up unit u
+    int *first;  // (n_units + 1): tensors[first[u]] to tensors[first[u+1] - 1] make up unit u
 } HfMap;
 
 // prefix: names as the whole model has them ("transformer.wte.weight"), else as its body alone ("wte.weight").

@@ -2,11 +2,19 @@
 
 #include <string.h>
 
+#include "zero/plan_text.h"
+
 // ---- arithmetic ----
 
 static size_t optimizer_bytes(const PlanInput *in) {
     size_t moments = in->optimizer == OPTIMIZER_SGD ? 4 : 8;  // fp32: SGD keeps momentum, Adam m and v
     return moments + (in->dtype == DTYPE_FP32 ? 0 : 4);  // and master weights, which fp32 parameters are themselves
+}
+
+void plan_state_bytes(const PlanInput *in, double *params, double *grads, double *optimizer) {
+    *params = (double)dtype_bytes(in->dtype);
+    *grads = (double)dtype_bytes(in->grad_dtype);
+    *optimizer = (double)optimizer_bytes(in);
 }
 
 PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks) {
@@ -61,7 +69,8 @@ static size_t add_all(const PlanInput *in, int stage, const PlanChoice *choice, 
 
 void plan_compute(const PlanInput *in, Plan *plan) {
     double psi = (double)in->n_params, shard = psi / in->group;
-    double p = (double)dtype_bytes(in->dtype), g = (double)dtype_bytes(in->grad_dtype), o = (double)optimizer_bytes(in);
+    double p, g, o;
+    plan_state_bytes(in, &p, &g, &o);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         plan->total[stage] = add_all(in, stage, in->n_choices ? &in->choices[0] : NULL, plan->bytes[stage]);
         plan->textbook[stage] =
@@ -103,48 +112,6 @@ static bool find_change(const PlanInput *in, Change *found) {
 
 // ---- text ----
 
-enum { TEXT_BYTES = 64, LABEL_WIDTH = 24, CELL_WIDTH = 18 };
-
-// Decimal units, as --device-memory 80G and the textbook count: "26.25 GB".
-static const char *decimal_bytes(double bytes, char text[TEXT_BYTES]) {
-    if (bytes >= 1e9)
-        snprintf(text, TEXT_BYTES, "%.2f GB", bytes / 1e9);
-    else if (bytes >= 1e6)
-        snprintf(text, TEXT_BYTES, "%.2f MB", bytes / 1e6);
-    else
-        snprintf(text, TEXT_BYTES, "%.0f B", bytes);
-    return text;
-}
-
-// 1234567 as "1,234,567".
-static const char *grouped(uint64_t x, char text[TEXT_BYTES]) {
-    char digits[32];
-    int n = snprintf(digits, sizeof digits, "%llu", (unsigned long long)x), at = 0;
-    for (int i = 0; i < n; i++) {
-        if (i > 0 && (n - i) % 3 == 0)
-            text[at++] = ',';
-        text[at++] = digits[i];
-    }
-    text[at] = '\0';
-    return text;
-}
-
-// Right-aligned; Ψ is two bytes and one column.
-static void print_cell(FILE *file, const char *text) {
-    int columns = 0;
-    for (const char *c = text; *c; c++)
-        columns += (*c & 0xc0) != 0x80;
-    fprintf(file, "%*s%s", columns < CELL_WIDTH ? CELL_WIDTH - columns : 1, "", text);
-}
-
-static void print_bytes_row(FILE *file, const char *label, const double bytes[PLAN_STAGES]) {
-    char text[TEXT_BYTES];
-    fprintf(file, "%-*s", LABEL_WIDTH, label);
-    for (int stage = 0; stage < PLAN_STAGES; stage++)
-        print_cell(file, decimal_bytes(bytes[stage], text));
-    fputc('\n', file);
-}
-
 // "4Ψ + 12Ψ/N" for what a rank keeps whole and what it shares; S instead of N under --shard-group.
 static const char *formula(const PlanInput *in, int stage, char text[TEXT_BYTES]) {
     int p = (int)dtype_bytes(in->dtype), g = (int)dtype_bytes(in->grad_dtype), o = (int)optimizer_bytes(in);
@@ -167,8 +134,9 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
     if (change.stage != in->stage)
         snprintf(stage, sizeof stage, "--zero %d%s", change.stage, *option ? " " : "");
 
-    int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and --device-memory is %s; ", in->stage,
+    int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and %s is %s; ", in->stage,
                         in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
+                        in->limit_is_found ? "a rank's share of this host's memory" : "--device-memory",
                         decimal_bytes((double)in->device_memory, limit));
     text += used;
     text_bytes -= (size_t)used;
@@ -191,12 +159,7 @@ static void print_heading(FILE *file, const PlanInput *in) {
     fprintf(file, ": Ψ = %s parameters in %s, gradients in %s, %s (GB = 10^9 bytes)\n",
             grouped((uint64_t)in->n_params, text), dtype_name(in->dtype), dtype_name(in->grad_dtype),
             optimizers[in->optimizer]);
-    fprintf(file, "%-*s", LABEL_WIDTH, "");
-    for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        snprintf(text, sizeof text, "--zero %d", stage);
-        print_cell(file, text);
-    }
-    fputc('\n', file);
+    print_stages(file);
 }
 
 void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
@@ -246,7 +209,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
             print_cell(file, cell);
         }
         fputc('\n', file);
-        if (plan->total[in->stage] > in->device_memory) {
+        if (in->stage != PLAN_NO_STAGE && plan->total[in->stage] > in->device_memory) {
             char sentence[512];
             advice(in, plan, sentence, sizeof sentence);
             fprintf(file, "%s\n", sentence);

@@ -14,9 +14,10 @@
 #include <stdio.h>
 
 #include "llm/config.h"
+#include "zero/comm.h"
 #include "zero/layout.h"
 
-enum { PLAN_STAGES = 4 };
+enum { PLAN_STAGES = 4, PLAN_NO_STAGE = -1 };
 
 // What model_plan asks for under the options as given, or under other ones that may need less.
 typedef struct PlanChoice {
@@ -30,12 +31,13 @@ typedef struct PlanInput {
     int64_t n_params;      // Ψ
     int n_ranks;           // N
     int group;             // S, ranks that share one copy; N without --shard-group
-    int stage;             // of the run
+    int stage;             // of the run; PLAN_NO_STAGE: to be chosen
     Dtype dtype;           // parameters
     Dtype grad_dtype;      // gradients that a rank keeps
     Optimizer optimizer;
     size_t staging_bytes;       // buffers of collectives and checkpoints; 0 for one rank
     size_t device_memory;       // the most a rank may use; 0: no limit
+    bool limit_is_found;        // the device has no more; the limit is not --device-memory
     const PlanChoice *choices;  // choices[0]: the options as given. None (n_choices 0) with layout NULL
     int n_choices;
 } PlanInput;
@@ -48,6 +50,15 @@ typedef struct Plan {
 
 // The fields that follow from a resolved config: everything but staging_bytes and choices. layout NULL: --params.
 PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks);
+
+// All fields, for a model on this kind of device: the options as given, and where `others`, other ones that may need
+// less. The input points into `choices`. Allocates nothing on the device.
+enum { PLAN_CHOICES = 3 };
+Status plan_model(const Config *config, Device *device, const Layout *layout, CommShape shape, bool others,
+                  PlanChoice choices[PLAN_CHOICES], PlanInput *input);
+
+// Bytes of a parameter's copy, gradient and optimizer state, each on a rank that holds it.
+void plan_state_bytes(const PlanInput *input, double *params, double *grads, double *optimizer);
 
 void plan_compute(const PlanInput *input, Plan *plan);
 

@@ -9,8 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "zero/durable.h"
 
 // ---- signals ----
 
@@ -22,9 +25,22 @@ static void on_stop(int signal_number) {
     stop_requested = 1;
 }
 
+// Nobody listens any more: the terminal is gone, or the program that read the output has ended.
+static void on_lost_listener(int signal_number) {
+    (void)signal_number;
+    stop_requested = 1;
+}
+
 static void on_save(int signal_number) {
     (void)signal_number;
     save_requested = 1;
+}
+
+// nohup ignores SIGHUP, MPI looks after SIGPIPE: that stays so.
+static void catch_unless_set(int signal_number, const struct sigaction *action) {
+    struct sigaction now;
+    if (sigaction(signal_number, NULL, &now) == 0 && now.sa_handler == SIG_DFL)
+        sigaction(signal_number, action, NULL);
 }
 
 void run_catch_signals(void) {
@@ -36,6 +52,18 @@ void run_catch_signals(void) {
     sigaction(SIGUSR2, &action, NULL);
     action.sa_handler = on_save;
     sigaction(SIGUSR1, &action, NULL);
+    action.sa_handler = on_lost_listener;
+    catch_unless_set(SIGHUP, &action);
+    catch_unless_set(SIGPIPE, &action);
+}
+
+void run_open_standard_files(void) {
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
 }
 
 Status run_request(Comm *comm, RunRequest *request) {
@@ -50,7 +78,10 @@ Status run_request(Comm *comm, RunRequest *request) {
 // ---- log ----
 
 struct RunLog {
-    FILE *file;         // NULL: no file
+    int file;           // descriptor; -1: no file
+    int64_t bytes;      // its length
+    char path[PATH_BYTES];
+    bool incomplete;    // a line could not be written, which was said
     bool speaks;        // rank 0
     bool terminal;      // stdout is one: redraw the status line
     bool line_open;     // a status line is on screen
@@ -58,7 +89,7 @@ struct RunLog {
 };
 
 static Status make_directory(const char *path) {
-    char part[4096];
+    char part[PATH_BYTES];
     if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
         return fail("--out %s: the path is too long", path);
     for (char *p = part + 1;; p++) {
@@ -74,38 +105,44 @@ static Status make_directory(const char *path) {
     }
 }
 
-Status log_open(const char *out, int64_t length, int rank, RunLog **log_out) {
+// Open the file and take it for this run alone; where a file system knows no locks, nothing guards it.
+static Status open_file(RunLog *log, const char *out, int64_t length) {
+    TRY(make_directory(out));
+    TRY(durable_join(log->path, out, "log.jsonl"));
+    log->file = open(log->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (log->file < 0)
+        return fail("cannot write %s: %s", log->path, strerror(errno));
+    if (flock(log->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return fail("another run is writing %s: stop it, or choose another --out", log->path);
+    struct stat info;
+    if (fstat(log->file, &info) != 0)
+        return fail("cannot read the length of %s: %s", log->path, strerror(errno));
+    if (info.st_size == 0)
+        return OK;  // a new one, also for a checkpoint whose log is lost
+    if (info.st_size < length)
+        return fail("%s is shorter (%lld bytes) than when the checkpoint was written (%lld): it belongs to another run; "
+                    "move it away or choose another --out",
+                    log->path, (long long)info.st_size, (long long)length);
+    if (ftruncate(log->file, length) != 0)
+        return fail("cannot cut %s to %lld bytes: %s", log->path, (long long)length, strerror(errno));
+    log->bytes = length;
+    return OK;
+}
+
+Status log_open(const char *out, int64_t length, int rank, int n_ranks, RunLog **log_out) {
     *log_out = NULL;
     RunLog *log = calloc(1, sizeof *log);
     if (!log)
         return fail("out of host memory");
     log->speaks = rank == 0;
-    log->terminal = isatty(STDOUT_FILENO);
-    if (out && log->speaks) {
-        char path[4096];
-        Status status = make_directory(out);
-        snprintf(path, sizeof path, "%s/log.jsonl", out);
-        int fd = status == OK ? open(path, O_RDWR | O_CREAT, 0666) : -1;
-        if (status == OK && fd < 0)
-            status = fail("cannot write %s: %s", path, strerror(errno));
-        struct stat info;
-        if (status == OK && (fstat(fd, &info) != 0 || info.st_size < length))
-            status = fail("%s is shorter (%lld bytes) than when the checkpoint was written (%lld): it belongs to another run; "
-                          "move it away or choose another --out",
-                          path, (long long)info.st_size, (long long)length);
-        if (status == OK && (ftruncate(fd, length) != 0 || lseek(fd, 0, SEEK_END) < 0))
-            status = fail("cannot cut %s to %lld bytes: %s", path, (long long)length, strerror(errno));
-        if (status == OK && !(log->file = fdopen(fd, "w")))
-            status = fail("cannot write %s: %s", path, strerror(errno));
-        if (status != OK) {
-            if (fd >= 0)
-                close(fd);
-            free(log);
-            return status;
-        }
-    }
-    *log_out = log;
-    return OK;
+    log->terminal = n_ranks == 1 && isatty(STDOUT_FILENO);  // mpirun gives rank 0 a terminal that is none
+    log->file = -1;
+    Status status = out && log->speaks ? open_file(log, out, length) : OK;
+    if (status == OK)
+        *log_out = log;
+    else
+        log_close(log);
+    return status;
 }
 
 static void end_line(RunLog *log) {
@@ -119,30 +156,45 @@ void log_close(RunLog *log) {
         return;
     end_line(log);
     fflush(stdout);
-    if (log->file)
-        fclose(log->file);
+    if (log->file >= 0)
+        close(log->file);
     free(log);
 }
 
-int64_t log_bytes(const RunLog *log) {
-    if (!log->file)
-        return 0;
-    fflush(log->file);
-    return (int64_t)ftello(log->file);
+int64_t log_sync(RunLog *log) {
+    if (log->file >= 0)
+        fdatasync(log->file);
+    return log->bytes;
+}
+
+// A line that cannot be written, on a full disk, is left out whole, and training goes on.
+static void append(RunLog *log, const char *line, size_t bytes) {
+    if (durable_write_at(log->file, log->path, line, bytes, log->bytes) == OK) {
+        log->bytes += (int64_t)bytes;
+        return;
+    }
+    if (!log->incomplete)
+        log_line(log, "the log will lack lines: %s", status_message());
+    log->incomplete = true;
+    status_clear();
+    if (ftruncate(log->file, log->bytes) != 0)
+        log->file = -1;  // half a line is in it, and will be the last
 }
 
 void log_event(RunLog *log, const char *event, cJSON *fields) {
-    if (log->file && fields) {
-        cJSON *line = cJSON_CreateObject();
-        cJSON_AddStringToObject(line, "event", event);
+    if (log->file >= 0 && fields) {
+        cJSON *object = cJSON_CreateObject();
+        cJSON_AddStringToObject(object, "event", event);
         for (cJSON *item = fields->child; item; item = item->next)
-            cJSON_AddItemReferenceToObject(line, item->string, item);
-        char *text = cJSON_PrintUnformatted(line);
-        if (text)
-            fprintf(log->file, "%s\n", text);
-        fflush(log->file);
-        free(text);
-        cJSON_Delete(line);
+            cJSON_AddItemReferenceToObject(object, item->string, item);
+        char *text = cJSON_PrintUnformatted(object), *line = NULL;
+        int bytes = text ? asprintf(&line, "%s\n", text) : -1;
+        if (bytes >= 0)
+            append(log, line, (size_t)bytes);
+        if (bytes >= 0)
+            free(line);
+        cJSON_free(text);
+        cJSON_Delete(object);
     }
     cJSON_Delete(fields);
 }
@@ -203,14 +255,11 @@ static void step_json(RunLog *log, const StepReport *r, const Device *device) {
     log_event(log, "step", o);
 }
 
-void log_step(RunLog *log, const StepReport *r, const Device *device, bool terminal) {
+void log_step(RunLog *log, const StepReport *r, const Device *device) {
     if (!log->speaks)
         return;
-    if (log->file)
-        step_json(log, r, device);
+    step_json(log, r, device);
     log->speed = log->speed > 0 ? 0.9 * log->speed + 0.1 * r->seconds : r->seconds;
-    if (!terminal)
-        return;
     char eta[32], memory[32], peak[16] = "";
     format_duration(eta, sizeof eta, log->speed * (double)(r->steps - r->step));
     format_bytes(memory, sizeof memory, (double)all_bytes(device));

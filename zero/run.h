@@ -5,7 +5,8 @@
 // cut to the length the checkpoint recorded, so no line is doubled and none is lost.
 //
 // Signals. SIGUSR2, SIGTERM and SIGINT ask for an end: the loop drops the unfinished step, saves the last finished
-// one and exits with status 3; a second such signal exits at once. SIGUSR1 asks for a checkpoint.
+// one and exits with status 3; a second such signal exits at once. So do, once, SIGHUP and SIGPIPE: the terminal or the
+// reader of the output is gone. SIGUSR1 asks for a checkpoint.
 #ifndef ZERO_RUN_H
 #define ZERO_RUN_H
 
@@ -17,6 +18,9 @@ struct cJSON;
 
 typedef enum RunRequest { REQUEST_NONE = 0, REQUEST_SAVE = 1, REQUEST_STOP = 2 } RunRequest;
 void run_catch_signals(void);
+// Standard input, output and error that the caller closed become /dev/null. Otherwise the next file to be opened takes
+// their number, and what is printed goes into it. First thing in main.
+void run_open_standard_files(void);
 // What was asked since the last call, by the strongest request of any rank (collective).
 Status run_request(Comm *comm, RunRequest *request);
 
@@ -35,11 +39,12 @@ typedef struct StepReport {
     CommStats comm;
 } StepReport;
 
-// Open OUT/log.jsonl (out NULL: terminal only), cut to log_bytes. Creates OUT. Only rank 0 writes.
-Status log_open(const char *out, int64_t log_bytes, int rank, RunLog **log);
+// Open OUT/log.jsonl (out NULL: terminal only), cut to `length`; a missing or empty one begins anew. Creates OUT. Only rank
+// 0 writes. Fails when another run is writing it, or when it is shorter.
+Status log_open(const char *out, int64_t length, int rank, int n_ranks, RunLog **log);
 void log_close(RunLog *log);                   // NULL is fine
-int64_t log_bytes(const RunLog *log);          // length of the file now
-void log_step(RunLog *log, const StepReport *report, const Device *device, bool terminal);
+int64_t log_sync(RunLog *log);                 // everything so far is on the disk; returns the file's length
+void log_step(RunLog *log, const StepReport *report, const Device *device);
 // Any other event: adds "event" and writes the object (and frees it). For the file only.
 void log_event(RunLog *log, const char *event, struct cJSON *fields);
 // A line for people, above the status line.

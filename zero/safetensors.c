@@ -252,9 +252,10 @@ Status safetensors_open(const char *directory, Safetensors *model) {
     } else if (access(index, F_OK) == 0) {
         status = open_index(model, directory, index);
     } else {
-        status = fail("%s has no model.safetensors and no model.safetensors.index.json; a pytorch_model.bin is converted "
-                      "by save_pretrained(…, safe_serialization=True) of transformers",
-                      directory);
+        status = fail(
+            "%s has no model.safetensors and no model.safetensors.index.json; a pytorch_model.bin is converted "
+            "by save_pretrained(…, safe_serialization=True) of transformers",
+            directory);
     }
     if (status != OK)
         safetensors_close(model);

@@ -24,8 +24,8 @@ typedef struct SafetensorsTensor {
     const char *dtype;  // as the format names it: "F32", "BF16", "I64", …
     int n_dims;         // 0: a scalar
     int64_t shape[SAFETENSORS_MAX_DIMS];
-    int64_t len;        // elements
-    int64_t offset;     // bytes from the start of its file
+    int64_t len;     // elements
+    int64_t offset;  // bytes from the start of its file
     int64_t bytes;
     int file;
 } SafetensorsTensor;

@@ -21,16 +21,16 @@ struct Same {
 
 }  // namespace cudasim
 
-#define CUDASIM_ATOMIC(name, expression)                                            \
-    template <class T>                                                              \
-    T name(T *address, typename cudasim::Same<T>::type value) {                     \
+#define CUDASIM_ATOMIC(name, expression)                                                \
+    template <class T>                                                                  \
+    T name(T *address, typename cudasim::Same<T>::type value) {                         \
         return cudasim::atomic_update(address, [=](T old) -> T { return expression; }); \
     }
 CUDASIM_ATOMIC(atomicAdd, old + value)
 CUDASIM_ATOMIC(atomicSub, old - value)
 CUDASIM_ATOMIC(atomicMax, old < value ? value : old)
 CUDASIM_ATOMIC(atomicMin, value < old ? value : old)
-CUDASIM_ATOMIC(atomicAnd, old & value)
+CUDASIM_ATOMIC(atomicAnd, old &value)
 CUDASIM_ATOMIC(atomicOr, old | value)
 CUDASIM_ATOMIC(atomicXor, old ^ value)
 CUDASIM_ATOMIC(atomicExch, (static_cast<void>(old), value))

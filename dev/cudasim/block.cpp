@@ -1,5 +1,5 @@
-// One block: a fiber for every thread that has begun, switched where threads wait for each other. Within these points the
-// order of threads is free, and the settings choose it.
+// One block: a fiber for every thread that has begun, switched where threads wait for each other. Within these points
+// the order of threads is free, and the settings choose it.
 #include "dev/cudasim/block.h"
 
 #include <cstdio>
@@ -44,12 +44,15 @@ void report_deadlock() {
         for (end = first + 1; end < threads.size() && waits_alike(t, threads[end]); end++) {
         }
         if (t.state == Thread::AT_BARRIER)
-            fprintf(stderr, "    threads %zu to %zu wait at __syncthreads, %s:%d\n", first, end - 1, t.site.file, t.site.line);
+            fprintf(stderr, "    threads %zu to %zu wait at __syncthreads, %s:%d\n", first, end - 1, t.site.file,
+                    t.site.line);
         if (t.state == Thread::IN_WARP_CALL)
             fprintf(stderr, "    threads %zu to %zu wait in %s for the lanes %08x; arrived are %08x of %08x\n", first,
                     end - 1, t.call.what, t.call.mask, warps[t.warp()].waiting, warps[t.warp()].alive);
     }
-    fatal("deadlock: the threads of a block wait for each other (a wrong mask, or a barrier that only some threads reach)");
+    fatal(
+        "deadlock: the threads of a block wait for each other (a wrong mask, or a barrier that only some threads "
+        "reach)");
 }
 
 Thread *next_ready() {

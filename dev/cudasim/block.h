@@ -34,7 +34,7 @@ struct Thread {
     Fiber *fiber;
     BarrierSite site;  // AT_BARRIER
     bool vote;
-    WarpCall call;     // IN_WARP_CALL
+    WarpCall call;                  // IN_WARP_CALL
     std::vector<AsyncCopy> copies;  // issued, not yet waited for
     unsigned copy_groups;           // committed
 
@@ -48,8 +48,8 @@ struct Thread {
 
 extern Thread *current_thread;  // NULL: host code, or an operation that is no kernel
 
-// The three counters that say when an access happened; two accesses of one block with the same barrier epoch (and, in one
-// warp, the same warp epoch) are not ordered.
+// The three counters that say when an access happened; two accesses of one block with the same barrier epoch (and, in
+// one warp, the same warp epoch) are not ordered.
 extern uint32_t block_serial;   // of all blocks that ever ran
 extern uint32_t barrier_epoch;  // of the block
 uint32_t warp_epoch(unsigned warp);

@@ -1,22 +1,17 @@
-// cuBLASLt's matmul on the CPU: D = epilogue(alpha · op(A)·op(B) + beta · C), column-major, summed in fp32 in the order of k.
-// Supported is what the program uses and what cuBLASLt documents for it: fp32, bf16 and fp16 operands, D in the operands'
-// type or fp32, strided batches, the epilogues bias, GELU (tanh form), dGELU and bias gradients. Anything else is refused
-// with a line that says what, as the library refuses what it lacks.
+// cuBLASLt's matmul on the CPU: D = epilogue(alpha · op(A)·op(B) + beta · C), column-major, summed in fp32 in the order
+// of k. Supported is what the program uses and what cuBLASLt documents for it: fp32, bf16 and fp16 operands, D in the
+// operands' type or fp32, strided batches, the epilogues bias, GELU (tanh form), dGELU and bias gradients. Anything
+// else is refused with a line that says what, as the library refuses what it lacks.
 //
-// The heuristic offers three algorithms, best first: split-K over two halves of k (other bits than the rest, as on a GPU),
-// one with a workspace, one without. A workspace is scribbled over, so two streams that share one are found.
+// The heuristic offers three algorithms, best first: split-K over two halves of k (other bits than the rest, as on a
+// GPU), one with a workspace, one without. A workspace is scribbled over, so two streams that share one are found.
 #include <cublasLt.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <vector>
 
-#include "dev/cudasim/memory.h"
+#include "dev/cudasim/cublaslt_matmul.h"
 #include "dev/cudasim/stream.h"
 
 struct cublasLtContext {};
@@ -27,22 +22,6 @@ namespace {
 enum : uint64_t { ALGORITHM_MAGIC = 0x6375646173696d };
 enum : size_t { ALGORITHM_WORKSPACE = 1 << 20 };
 
-struct Description {
-    cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
-    cublasOperation_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    void *bias = nullptr;
-    int32_t bias_type = -1;  // -1: D's
-    void *aux = nullptr;     // (m, n) pre-activations, column-major, in D's type
-    int64_t aux_ld = 0;
-};
-struct Layout {
-    cudaDataType type;
-    uint64_t rows, columns;
-    int64_t ld;
-    int32_t batch = 1;
-    int64_t stride = 0;  // elements between the matrices of a batch
-};
 struct Preference {
     uint64_t workspace_bytes = 0;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -60,55 +39,6 @@ cublasStatus_t refuse(const char *what, int value) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// ---- elements ----
-
-size_t size_of(cudaDataType type) {
-    return type == CUDA_R_32F ? 4 : 2;
-}
-float load(const void *p, cudaDataType type, size_t i) {
-    switch (type) {
-        case CUDA_R_32F: return static_cast<const float *>(p)[i];
-        case CUDA_R_16BF: return __bfloat162float(static_cast<const __nv_bfloat16 *>(p)[i]);
-        default: return __half2float(static_cast<const __half *>(p)[i]);
-    }
-}
-void store(void *p, cudaDataType type, size_t i, float v) {
-    switch (type) {
-        case CUDA_R_32F: static_cast<float *>(p)[i] = v; break;
-        case CUDA_R_16BF: static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16(v); break;
-        default: static_cast<__half *>(p)[i] = __float2half(v);
-    }
-}
-float to_tf32(float x) {  // 10 bits of mantissa, to nearest even
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7f800000u) != 0x7f800000u)
-        bits = (bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-const float GELU_SCALE = 0.7978845608028654f;  // √(2/π)
-float gelu(float x) {
-    return 0.5f * x * (1.0f + tanhf(GELU_SCALE * (x + 0.044715f * x * x * x)));
-}
-float gelu_gradient(float x) {
-    float t = tanhf(GELU_SCALE * (x + 0.044715f * x * x * x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
-}
-
-// ---- what an epilogue does ----
-
-struct Epilogue {
-    bool adds_bias, activates, keeps_aux, multiplies_gradient, bias_gradient_of_d, bias_gradient_of_a, bias_gradient_of_b;
-
-    bool writes_bias() const {
-        return bias_gradient_of_d || bias_gradient_of_a || bias_gradient_of_b;
-    }
-    bool uses_aux() const {
-        return keeps_aux || multiplies_gradient;
-    }
-};
 const std::map<int, Epilogue> &epilogues() {
     static const std::map<int, Epilogue> table = {
         {CUBLASLT_EPILOGUE_DEFAULT, {}},
@@ -123,108 +53,6 @@ const std::map<int, Epilogue> &epilogues() {
         {CUBLASLT_EPILOGUE_BGRADB, {false, false, false, false, false, false, true}},
     };
     return table;
-}
-
-// ---- one matmul ----
-
-struct Matmul {
-    Description how;
-    Epilogue epilogue;
-    Layout a, b, c, d;
-    const void *a_data, *b_data, *c_data;
-    void *d_data;
-    float alpha, beta;
-    int m, n, k, split_k;
-    void *workspace;
-    size_t workspace_bytes;
-
-    cudaDataType bias_type() const {
-        return how.bias_type < 0 ? d.type : static_cast<cudaDataType>(how.bias_type);
-    }
-};
-
-char *matrix(const void *data, const Layout &l, int index) {
-    return static_cast<char *>(const_cast<void *>(data)) + index * l.stride * static_cast<int64_t>(size_of(l.type));
-}
-char *touch_matrix(const void *data, const Layout &l, int index, bool write) {
-    char *start = matrix(data, l, index);
-    for (uint64_t column = 0; column < l.columns; column++)
-        touch(start + column * l.ld * size_of(l.type), l.rows * size_of(l.type), write, "cublasLtMatmul");
-    return start;
-}
-
-// op(X) as a dense row-major matrix of floats.
-std::vector<float> unpack(const void *data, const Layout &l, int index, bool transposed, cublasComputeType_t compute) {
-    const char *p = touch_matrix(data, l, index, false);
-    std::vector<float> dense(l.rows * l.columns);
-    for (uint64_t j = 0; j < l.columns; j++)
-        for (uint64_t i = 0; i < l.rows; i++) {
-            float v = load(p, l.type, i + j * l.ld);
-            dense[transposed ? j * l.rows + i : i * l.columns + j] =
-                compute == CUBLAS_COMPUTE_32F_FAST_TF32 && l.type == CUDA_R_32F ? to_tf32(v) : v;
-        }
-    return dense;
-}
-
-// sums(n) = row i of op(A)·op(B). Split-K adds the sums of two halves of k.
-void multiply_row(const Matmul &x, const float *a_row, const float *b, std::vector<float> &sums, std::vector<float> &part) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
-    for (int s = 0; s < x.split_k; s++) {
-        std::fill(part.begin(), part.end(), 0.0f);
-        for (int l = x.k * s / x.split_k; l < x.k * (s + 1) / x.split_k; l++)
-            for (int j = 0; j < x.n; j++)
-                part[j] += a_row[l] * b[static_cast<size_t>(l) * x.n + j];
-        for (int j = 0; j < x.n; j++)
-            sums[j] += part[j];
-    }
-}
-
-void write_bias(const Matmul &x, const std::vector<float> &sums) {
-    touch(x.how.bias, sums.size() * size_of(x.bias_type()), true, "cublasLtMatmul (bias gradient)");
-    for (size_t i = 0; i < sums.size(); i++)
-        store(x.how.bias, x.bias_type(), i, sums[i]);
-}
-
-void run_one(const Matmul &x, int index) {
-    const Epilogue &e = x.epilogue;
-    std::vector<float> a = unpack(x.a_data, x.a, index, x.how.transpose_a != CUBLAS_OP_N, x.how.compute);  // (m, k)
-    std::vector<float> b = unpack(x.b_data, x.b, index, x.how.transpose_b != CUBLAS_OP_N, x.how.compute);  // (k, n)
-    const char *c = x.beta != 0 ? touch_matrix(x.c_data, x.c, index, false) : nullptr;
-    char *d = touch_matrix(x.d_data, x.d, index, true);
-    Layout aux{x.d.type, static_cast<uint64_t>(x.m), static_cast<uint64_t>(x.n), x.how.aux_ld};
-    if (e.uses_aux())
-        touch_matrix(x.how.aux, aux, 0, e.keeps_aux);
-    if (e.adds_bias)
-        touch(x.how.bias, static_cast<size_t>(x.m) * size_of(x.bias_type()), false, "cublasLtMatmul (bias)");
-
-    std::vector<float> sums(x.n), part(x.n), row_sums(x.m), column_sums(x.n);
-    for (int i = 0; i < x.m; i++) {
-        const float *a_row = &a[static_cast<size_t>(i) * x.k];
-        multiply_row(x, a_row, b.data(), sums, part);
-        for (int j = 0; j < x.n; j++) {
-            size_t at_aux = static_cast<size_t>(i) + static_cast<size_t>(j) * x.how.aux_ld;
-            float v = x.alpha * sums[j];
-            if (c)
-                v += x.beta * load(c, x.c.type, i + static_cast<size_t>(j) * x.c.ld);
-            if (e.adds_bias)
-                v += load(x.how.bias, x.bias_type(), i);
-            if (e.keeps_aux)
-                store(x.how.aux, aux.type, at_aux, v);
-            if (e.activates)
-                v = gelu(v);
-            if (e.multiplies_gradient)
-                v *= gelu_gradient(load(x.how.aux, aux.type, at_aux));
-            row_sums[i] += e.bias_gradient_of_d ? v : 0.0f;
-            store(d, x.d.type, i + static_cast<size_t>(j) * x.d.ld, v);
-        }
-        for (int l = 0; l < x.k && e.bias_gradient_of_a; l++)
-            row_sums[i] += a_row[l];
-    }
-    for (int l = 0; l < x.k && e.bias_gradient_of_b; l++)
-        for (int j = 0; j < x.n; j++)
-            column_sums[j] += b[static_cast<size_t>(l) * x.n + j];
-    if (e.writes_bias())
-        write_bias(x, e.bias_gradient_of_b ? column_sums : row_sums);
 }
 
 // ---- arguments ----
@@ -339,8 +167,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     }
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows, uint64_t columns,
-                                          int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t ld) {
     if (ld < static_cast<int64_t>(rows))
         return CUBLAS_STATUS_INVALID_VALUE;
     *layout = object<cublasLtMatrixLayoutOpaque_t>(new Layout{type, rows, columns, ld});
@@ -350,8 +178,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     delete object<Layout>(layout);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void *value, size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes) {
     auto *l = object<Layout>(layout);
     switch (attribute) {
         case CUBLASLT_MATRIX_LAYOUT_TYPE: return set(l->type, value, bytes);
@@ -442,9 +271,23 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     auto epilogue = epilogues().find(how.epilogue);
     if (epilogue == epilogues().end())
         return refuse("epilogue", how.epilogue);
-    Matmul x{how, epilogue->second, *object<const Layout>(a_layout), *object<const Layout>(b_layout),
-             *object<const Layout>(c_layout), *object<const Layout>(d_layout), a, b, c, d,
-             *static_cast<const float *>(alpha), *static_cast<const float *>(beta), 0, 0, 0, algorithm.split_k, workspace,
+    Matmul x{how,
+             epilogue->second,
+             *object<const Layout>(a_layout),
+             *object<const Layout>(b_layout),
+             *object<const Layout>(c_layout),
+             *object<const Layout>(d_layout),
+             a,
+             b,
+             c,
+             d,
+             *static_cast<const float *>(alpha),
+             *static_cast<const float *>(beta),
+             0,
+             0,
+             0,
+             algorithm.split_k,
+             workspace,
              algorithm.workspace_bytes};
     if (algorithm.magic != ALGORITHM_MAGIC || workspace_bytes < algorithm.workspace_bytes || !aligned16(workspace) ||
         (algorithm.workspace_bytes && !workspace) || !aligned16(a) || !aligned16(b) || !aligned16(c) || !aligned16(d))
@@ -456,12 +299,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
         if (cublasStatus_t status = check(x))
             return status;
     enqueue(stream, "cublasLtMatmul", [x] {
-        if (x.workspace_bytes) {
-            touch(x.workspace, x.workspace_bytes, true, "cublasLtMatmul (workspace)");
-            memset(x.workspace, 0xff, x.workspace_bytes);
-        }
-        for (int i = 0; i < x.d.batch; i++)
-            run_one(x, i);
+        matmul_run(x);
         return true;
     });
     return CUBLAS_STATUS_SUCCESS;

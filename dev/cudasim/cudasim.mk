@@ -7,14 +7,15 @@ ifneq ($(wildcard $(CUDA_HOME)/include/cuda_runtime.h),)
 
 SIM_BUILD := build/cudasim
 SIM_MODES := plain sanitize race
-SIM_CXX ?= g++
+SIM_CXX := g++
+SIM_CC := gcc
 SIM_INCLUDES := -I. -isystem $(CUDA_HOME)/include
 SIM_CXXFLAGS := -std=c++17 -O2 -g1 $(WARN) $(FLOATS) -pthread -MMD -MP $(SIM_INCLUDES)
-# CUDA's own code: the simulator's header first, nvcc's pragmas ignored.
-SIM_CUFLAGS := -x c++ -include dev/cudasim/cudasim.h -Wno-unknown-pragmas
+# CUDA's own code: the simulator's header first, nvcc's pragmas ignored, vectors loaded from arrays of scalars.
+SIM_CUFLAGS := -x c++ -include dev/cudasim/cudasim.h -Wno-unknown-pragmas -fno-strict-aliasing
 
 SIM_FLAGS_plain :=
-SIM_FLAGS_sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+SIM_FLAGS_sanitize := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -DSANITIZE_BUILD
 SIM_FLAGS_race := -fsanitize=thread -Wno-tsan -DCUDASIM_RACE
 # The simulator itself is not instrumented in the race build, and does not link libtsan.
 SIM_LIB_FLAGS_plain :=
@@ -29,19 +30,41 @@ SIM_LIB_SRC_plain := $(filter-out %/race.cpp %/tsan_hooks.cpp,$(SIM_LIB_SRC_race
 SIM_LIB_SRC_sanitize := $(SIM_LIB_SRC_plain)
 SIM_PROGRAMS := $(patsubst test/cudasim/%.cu,%,$(wildcard test/cudasim/*.cu))
 
+# The whole program, with what belongs to CUDA from *.cu; C is compiled with HAVE_CUDA. In the race build C is instrumented
+# too, so that what the host does to pinned memory is checked, but for the CPU's kernels, which never see any.
+SIM_CU_SRC := $(wildcard llm/cuda/*.cu zero/*.cu)
+sim_cflags = $(filter-out -fsanitize=% -fno-sanitize%,$(CFLAGS)) -DHAVE_CUDA \
+    $(if $(filter llm/cpu/%,$<),$(filter-out -fsanitize=thread,$(SIM_FLAGS_$(1))),$(SIM_FLAGS_$(1)))
+
 define sim_mode
 $(SIM_BUILD)/$(1)/dev/cudasim/%.o: dev/cudasim/%.cpp
 	@mkdir -p $$(@D) && echo "  c++  $$< ($(1))" && $(SIM_CXX) $(SIM_CXXFLAGS) $(SIM_LIB_FLAGS_$(1)) -c -o $$@ $$<
 $(SIM_BUILD)/$(1)/%.o: %.cu
-	@mkdir -p $$(@D) && echo "  cu   $$< ($(1))" && $(SIM_CXX) $(SIM_CXXFLAGS) $(SIM_CUFLAGS) $(SIM_FLAGS_$(1)) -c -o $$@ $$<
+	@mkdir -p $$(@D) && echo "  cu   $$< ($(1))" && \
+	    $(SIM_CXX) $(SIM_CXXFLAGS) $(SIM_CUFLAGS) $(SIM_FLAGS_$(1)) -c -o $$@ $$<
+$(SIM_BUILD)/$(1)/%.o: %.c
+	@mkdir -p $$(@D) && echo "  cc   $$< ($(1))" && $(SIM_CC) $$(call sim_cflags,$(1)) -c -o $$@ $$<
+$(foreach isa,$(ISAS),$(call sim_isa,$(1),$(isa)))
 $(SIM_BUILD)/$(1)/libcudasim.a: $(SIM_LIB_SRC_$(1):%.cpp=$(SIM_BUILD)/$(1)/%.o)
 	@rm -f $$@ && ar rcs $$@ $$^
+$(SIM_BUILD)/$(1)/libzero.a: $(patsubst $(BUILD)/%,$(SIM_BUILD)/$(1)/%,$(LIB_OBJ)) $(SIM_CU_SRC:%.cu=$(SIM_BUILD)/$(1)/%.o)
+	@rm -f $$@ && ar rcs $$@ $$^
+$(SIM_BUILD)/$(1)/train_gpt: $(SIM_BUILD)/$(1)/train_gpt.o $(SIM_BUILD)/$(1)/libzero.a $(SIM_BUILD)/$(1)/libcudasim.a
+	@echo "  link $$@" && $(SIM_CXX) -fopenmp $(SIM_LINK_$(1)) -o $$@ $$^ $(LDLIBS)
+$(SIM_BUILD)/$(1)/test/test_%: $(SIM_BUILD)/$(1)/test/test_%.o $(SIM_BUILD)/$(1)/libzero.a $(SIM_BUILD)/$(1)/libcudasim.a
+	@echo "  link $$@" && $(SIM_CXX) -fopenmp $(SIM_LINK_$(1)) -o $$@ $$^ -lcmocka $(LDLIBS)
 $(SIM_BUILD)/$(1)/test/cudasim/%: $(SIM_BUILD)/$(1)/test/cudasim/%.o $(SIM_BUILD)/$(1)/libcudasim.a
 	@echo "  link $$@" && $(SIM_CXX) $(SIM_LINK_$(1)) -o $$@ $$^ -ldl -pthread
+endef
+define sim_isa
+$(SIM_BUILD)/$(1)/%.$(2).o: %.c
+	@mkdir -p $$(@D) && echo "  cc   $$< ($(2), $(1))" && $(SIM_CC) $$(call sim_cflags,$(1)) $$(ISA_FLAGS_$(2)) -c -o $$@ $$<
+
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
 
 .PHONY: cudasim_tests
 cudasim_tests: $(foreach mode,$(SIM_MODES),$(SIM_PROGRAMS:%=$(SIM_BUILD)/$(mode)/test/cudasim/%))
+tests: cudasim_tests
 
 endif

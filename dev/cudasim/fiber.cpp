@@ -46,7 +46,7 @@ struct Fiber {
     void *stack_pointer = nullptr;  // while it does not run
     const void *stack = nullptr;    // lowest usable address
     size_t stack_bytes = 0;
-    void *fake_stack = nullptr;     // AddressSanitizer's
+    void *fake_stack = nullptr;  // AddressSanitizer's
 };
 
 namespace {
@@ -63,8 +63,8 @@ Fiber *make(void (*entry)()) {
     auto *fiber = new Fiber;
     fiber->stack = static_cast<char *>(memory) + GUARD_PAGE;
     fiber->stack_bytes = STACK_BYTES;
-    // As cudasim_switch leaves a stack: registers (zero), then the address to return to. `entry` finds its stack aligned as
-    // after a call; the word behind the return address stands for its own.
+    // As cudasim_switch leaves a stack: registers (zero), then the address to return to. `entry` finds its stack
+    // aligned as after a call; the word behind the return address stands for its own.
     auto **top = reinterpret_cast<void **>(static_cast<char *>(memory) + GUARD_PAGE + STACK_BYTES - 64);
     top[-2] = reinterpret_cast<void *>(entry);
     fiber->stack_pointer = top - 2 - SAVED_REGISTERS;

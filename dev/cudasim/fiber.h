@@ -13,8 +13,8 @@ Fiber *fiber_take(void (*entry)());
 void fiber_give_back(Fiber *fiber);  // may be the running one, which then switches away
 void fiber_switch(Fiber *to);
 Fiber *fiber_running();
-Fiber *fiber_host();        // the host's own stack
-void fiber_entered();       // the first thing that `entry` calls
+Fiber *fiber_host();   // the host's own stack
+void fiber_entered();  // the first thing that `entry` calls
 
 }  // namespace cudasim
 

@@ -1,5 +1,5 @@
-// intrinsics: device functions of one thread that the CUDA headers declare for nvcc only. Approximations (__expf, …) are
-// the host's exact functions here, so tests against a GPU's results need a tolerance.
+// intrinsics: device functions of one thread that the CUDA headers declare for nvcc only. Approximations (__expf, …)
+// are the host's exact functions here, so tests against a GPU's results need a tolerance.
 #ifndef DEV_CUDASIM_INTRINSICS_H
 #define DEV_CUDASIM_INTRINSICS_H
 
@@ -45,6 +45,9 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 }
 
 // ---- arithmetic ----
+using std::isfinite;
+using std::isinf;
+using std::isnan;
 template <class A, class B>
 constexpr std::common_type_t<A, B> max(A a, B b) {
     using T = std::common_type_t<A, B>;
@@ -104,10 +107,10 @@ CUDASIM_LOAD(__ldcg)
 CUDASIM_LOAD(__ldca)
 CUDASIM_LOAD(__ldlu)
 #undef CUDASIM_LOAD
-#define CUDASIM_STORE(name)           \
-    template <class T>                \
-    void name(T *address, T value) {  \
-        *address = value;             \
+#define CUDASIM_STORE(name)          \
+    template <class T>               \
+    void name(T *address, T value) { \
+        *address = value;            \
     }
 CUDASIM_STORE(__stcs)
 CUDASIM_STORE(__stcg)

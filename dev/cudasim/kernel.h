@@ -45,12 +45,12 @@ void launch_kernel(const char *name, const LaunchConfig &config, void (*kernel)(
 // One __shared__ array of a kernel: its place in the running block's shared memory, found when the block's first thread
 // passes the declaration. Contents start as NaN, with a red zone behind.
 class SharedArray {
-  public:
+   public:
     constexpr SharedArray(const char *name, size_t bytes) : name_(name), bytes_(bytes) {
     }
     void *get();
 
-  private:
+   private:
     const char *name_;
     size_t bytes_;
     uint32_t block_ = 0;  // serial number of the block for which `place_` holds
@@ -73,6 +73,10 @@ int barrier_vote(BarrierSite site, bool predicate);  // how many are in favour
 #define blockDim  ::cudasim::block_size
 #define gridDim   ::cudasim::grid_size
 constexpr int warpSize = 32;
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __shared__
+#define __shared__ shared_memory_is_declared_with_SHARED  // llm/cuda/launch.cuh
 
 #define CUDASIM_LAUNCH(kernel, config, ...) \
     ::cudasim::launch_kernel(#kernel, ::cudasim::LaunchConfig config, kernel, ##__VA_ARGS__)
@@ -81,11 +85,11 @@ constexpr int warpSize = 32;
     auto &name = *reinterpret_cast<type(*) __VA_ARGS__>(name##_shared.get())
 #define CUDASIM_DYN_SHARED(type, name) type *name = static_cast<type *>(::cudasim::dynamic_shared())
 
-#define CUDASIM_HERE          (::cudasim::BarrierSite{__FILE__, __LINE__})
-#define __syncthreads()       ::cudasim::barrier(CUDASIM_HERE)
+#define CUDASIM_HERE           (::cudasim::BarrierSite{__FILE__, __LINE__})
+#define __syncthreads()        ::cudasim::barrier(CUDASIM_HERE)
 #define __syncthreads_count(p) (::cudasim::barrier_vote(CUDASIM_HERE, (p)))
-#define __syncthreads_or(p)   (::cudasim::barrier_vote(CUDASIM_HERE, (p)) > 0)
-#define __syncthreads_and(p)  (::cudasim::barrier_vote(CUDASIM_HERE, !(p)) == 0)
+#define __syncthreads_or(p)    (::cudasim::barrier_vote(CUDASIM_HERE, (p)) > 0)
+#define __syncthreads_and(p)   (::cudasim::barrier_vote(CUDASIM_HERE, !(p)) == 0)
 
 // With an atomic behind it, hands this block's writes to other blocks.
 inline void __threadfence() {
@@ -95,6 +99,11 @@ inline void __threadfence_system() {
     cudasim::race_fence();
 }
 inline void __threadfence_block() {
+}
+
+template <class... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }
 
 #endif

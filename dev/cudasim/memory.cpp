@@ -39,9 +39,11 @@ void check_gap(const Allocation &a, Gap gap) {
         return;  // it would have stopped it, and does not let us look
     for (size_t i = 0; i < gap.bytes; i++)
         if (static_cast<unsigned char>(gap.start[i]) != RED_ZONE_BYTE)
-            fatal("a red zone was overwritten: byte %td of the allocation of %zu bytes at %p (the sanitizer and race builds "
-                  "say where)",
-                  gap.start + i - a.start, a.bytes, static_cast<void *>(a.start));
+            fatal(
+                "a red zone was overwritten: byte %td of the allocation of %zu bytes at %p (the sanitizer and race "
+                "builds "
+                "say where)",
+                gap.start + i - a.start, a.bytes, static_cast<void *>(a.start));
 }
 void check_gaps(const Allocation &a) {
     for (Gap gap : a.red_zones)

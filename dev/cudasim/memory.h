@@ -1,5 +1,6 @@
-// memory: device memory and pinned host memory, two arenas of address space that are never used twice, so that a pointer to
-// freed memory always is one. Every allocation lies between red zones and starts as NaN (0xff in every byte).
+// memory: device memory and pinned host memory, two arenas of address space that are never used twice, so that a
+// pointer to freed memory always is one. Every allocation lies between red zones and starts as NaN (0xff in every
+// byte).
 #ifndef DEV_CUDASIM_MEMORY_H
 #define DEV_CUDASIM_MEMORY_H
 
@@ -17,12 +18,12 @@ struct Gap {  // a red zone
 struct Allocation {
     char *start;
     size_t bytes;
-    Gap red_zones[2];          // before and behind
-    std::vector<Gap> guards;   // inside, of cudasim_guard
+    Gap red_zones[2];         // before and behind
+    std::vector<Gap> guards;  // inside, of cudasim_guard
 };
 
 class Arena {
-  public:
+   public:
     explicit Arena(const char *name) : name_(name) {
     }
     void *allocate(size_t bytes);
@@ -32,7 +33,7 @@ class Arena {
     size_t allocated_bytes() const {
         return allocated_bytes_;
     }
-    void check_red_zones();      // of all allocations; plain build
+    void check_red_zones();       // of all allocations; plain build
     void protect(bool readable);  // all that was ever allocated
     const char *name() const {
         return name_;
@@ -41,7 +42,7 @@ class Arena {
         return base_;
     }
 
-  private:
+   private:
     void reserve();
     const char *name_;
     char *base_ = nullptr;
@@ -62,11 +63,11 @@ void touch(const void *memory, size_t bytes, bool write, const char *what);
 
 // While one lives, device memory is open to this thread (CUDASIM_PROTECT); host functions close it for a while.
 class DeviceWindow {
-  public:
+   public:
     explicit DeviceWindow(bool open);
     ~DeviceWindow();
 
-  private:
+   private:
     bool before_;
 };
 

@@ -9,7 +9,7 @@
 namespace cudasim {
 
 class Mesh {
-  public:
+   public:
     // Ranks find each other by `id`. Runs other work while it waits for them; false: they did not come in time.
     bool open(const std::string &id, int rank, int n_ranks);
     void close();
@@ -20,7 +20,7 @@ class Mesh {
         return from_[static_cast<size_t>(rank)];
     }
 
-  private:
+   private:
     std::vector<int> to_, from_;  // the same socket, except to the rank itself
 };
 

@@ -1,234 +1,26 @@
-// NCCL over sockets, between processes of one host. As with the real library, the bootstrap needs nothing but the unique id,
-// calls only enqueue on a stream, the calls of one communicator happen in the order in which they were issued, and the
-// calls of a group happen together. A collective that its peers do not join waits, and lets other streams go on.
+// NCCL over sockets, between processes of one host. As with the real library, the bootstrap needs nothing but the
+// unique id, calls only enqueue on a stream, the calls of one communicator happen in the order in which they were
+// issued, and the calls of a group happen together. A collective that its peers do not join waits, and lets other
+// streams go on.
 //
-// Each message begins with what its sender thinks the call is; ranks that do not agree are reported. A peer that is gone,
-// and CUDASIM_NCCL_FAIL, become the communicator's asynchronous error; the collective then waits until ncclCommAbort.
+// Each message begins with what its sender thinks the call is; ranks that do not agree are reported. A peer that is
+// gone, and CUDASIM_NCCL_FAIL, become the communicator's asynchronous error; the collective then waits until
+// ncclCommAbort.
 #include <nccl.h>
 
 #include <sys/random.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "dev/cudasim/memory.h"
-#include "dev/cudasim/mesh.h"
-#include "dev/cudasim/nccl_reduce.h"
+#include "dev/cudasim/nccl_call.h"
 #include "dev/cudasim/report.h"
-#include "dev/cudasim/settings.h"
-#include "dev/cudasim/stream.h"
-
-// Kept until the process ends: operations refer to it.
-struct ncclComm {
-    std::string id;
-    int rank = 0, size = 0;
-    cudasim::Mesh mesh;
-    cudasim::OperationRef last;  // of its calls
-    uint64_t issued = 0;         // calls
-    int splits = 0;
-    bool aborted = false;
-    ncclResult_t error = ncclSuccess;  // asynchronous
-};
 
 namespace cudasim {
 namespace {
-
-enum Kind : uint32_t { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE, POINT_TO_POINT };
-const char *const KIND_NAMES[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "send/recv"};
-
-struct Header {  // of a message: what the sender thinks the call is
-    Kind kind;
-    uint32_t type, operation;
-    int32_t root;
-    uint64_t count;   // as the API has it
-    uint64_t number;  // of the communicator's calls
-};
-
-struct Call {
-    ncclComm *comm;
-    cudaStream_t stream;
-    Header header;
-    const char *from;  // NULL: sends nothing
-    char *to;          // NULL: receives nothing
-    int peer;          // POINT_TO_POINT
-    std::vector<Message> sends, receives;
-
-    size_t bytes() const {
-        return header.count * nccl_size(static_cast<ncclDataType_t>(header.type));
-    }
-    bool sends_to(int rank) const;
-    bool receives_from(int rank) const;
-    size_t send_offset(int rank) const {  // in `from`
-        return header.kind == REDUCE_SCATTER ? bytes() * static_cast<size_t>(rank) : 0;
-    }
-};
-
-// ---- one call: begin, move, finish ----
-
-bool Call::sends_to(int rank) const {
-    switch (header.kind) {
-        case BROADCAST: return comm->rank == header.root;
-        case REDUCE: return rank == header.root;
-        case POINT_TO_POINT: return from && rank == peer;
-        default: return true;
-    }
-}
-bool Call::receives_from(int rank) const {
-    switch (header.kind) {
-        case BROADCAST: return rank == header.root;
-        case REDUCE: return comm->rank == header.root;
-        case POINT_TO_POINT: return to && rank == peer;
-        default: return true;
-    }
-}
-
-void begin(Call &call) {
-    size_t bytes = call.bytes();
-    for (int rank = 0; rank < call.comm->size; rank++) {
-        if (call.sends_to(rank)) {
-            const char *data = call.from + call.send_offset(rank);
-            touch(data, bytes, false, KIND_NAMES[call.header.kind]);
-            Message m{rank, std::vector<char>(sizeof call.header + bytes)};
-            memcpy(m.data.data(), &call.header, sizeof call.header);
-            memcpy(m.data.data() + sizeof call.header, data, bytes);
-            call.sends.push_back(std::move(m));
-        }
-        if (call.receives_from(rank))
-            call.receives.push_back({rank, std::vector<char>(sizeof call.header + bytes)});
-    }
-}
-
-void check_header(const Call &call, const Message &m) {
-    if (m.moved < sizeof(Header))
-        return;
-    Header theirs;
-    memcpy(&theirs, m.data.data(), sizeof theirs);
-    const Header &ours = call.header;
-    bool numbered = ours.kind != POINT_TO_POINT;  // sends and receives need not be issued alike
-    if (theirs.kind != ours.kind || theirs.type != ours.type || theirs.operation != ours.operation ||
-        theirs.root != ours.root || theirs.count != ours.count || (numbered && theirs.number != ours.number))
-        fatal("nccl: ranks of a communicator do not make the same calls: rank %d is in %s of %zu elements of type %u (call "
-              "%zu), rank %d in %s of %zu elements of type %u (call %zu)",
-              call.comm->rank, KIND_NAMES[ours.kind], static_cast<size_t>(ours.count), ours.type,
-              static_cast<size_t>(ours.number), m.peer, KIND_NAMES[theirs.kind % 6], static_cast<size_t>(theirs.count),
-              theirs.type, static_cast<size_t>(theirs.number));
-}
-
-// Messages to one peer follow one another: only the first that is not finished may move.
-Progress move(ncclComm &comm, std::vector<Message *> messages, Progress (Message::*advance)(const Mesh &)) {
-    std::vector<bool> busy(static_cast<size_t>(comm.size), false);
-    Progress all = Progress::NOTHING;
-    for (Message *m : messages) {
-        if (m->finished() || busy[static_cast<size_t>(m->peer)])
-            continue;
-        Progress p = (m->*advance)(comm.mesh);
-        if (p == Progress::LOST)
-            return p;
-        if (p == Progress::SOME)
-            all = p;
-        busy[static_cast<size_t>(m->peer)] = !m->finished();
-    }
-    return all;
-}
-
-void finish(Call &call) {
-    size_t bytes = call.bytes();
-    std::vector<const char *> parts;  // what each rank sent, in rank order
-    for (const Message &m : call.receives)
-        parts.push_back(m.data.data() + sizeof(Header));
-    if (parts.empty())
-        return;
-    size_t result = call.header.kind == ALL_GATHER ? bytes * parts.size() : bytes;
-    touch(call.to, result, true, KIND_NAMES[call.header.kind]);
-    if (call.header.kind == REDUCE_SCATTER || call.header.kind == ALL_REDUCE || call.header.kind == REDUCE)
-        nccl_reduce(call.to, parts, call.header.count, static_cast<ncclDataType_t>(call.header.type),
-                    static_cast<ncclRedOp_t>(call.header.operation));
-    else
-        for (size_t i = 0; i < parts.size(); i++)
-            memcpy(call.to + i * bytes, parts[i], bytes);
-}
-
-// ---- calls that happen together: those of a group on one stream and communicator ----
-
-int collectives;  // of this process, for CUDASIM_NCCL_FAIL
-
-class Together {
-  public:
-    explicit Together(std::vector<Call> calls) : calls_(std::move(calls)), comm_(*calls_[0].comm) {
-    }
-
-    bool step() {
-        if (comm_.aborted)
-            return true;
-        if (!begun_)
-            begin_all();
-        if (comm_.error == ncclSuccess && !move_all())
-            comm_.error = ncclRemoteError;
-        bool finished = comm_.error == ncclSuccess && all_of(&Call::sends) && all_of(&Call::receives);
-        if (finished)
-            for (Call &call : calls_)
-                finish(call);
-        else
-            check_silence();
-        return finished;
-    }
-
-  private:
-    void begin_all() {
-        begun_ = true;
-        last_progress_ = std::chrono::steady_clock::now();
-        for (Call &call : calls_) {
-            if (++collectives == settings().nccl_fail)
-                comm_.error = ncclRemoteError;
-            begin(call);
-        }
-    }
-    bool move_all() {  // false: a peer is lost
-        std::vector<Message *> sends, receives;
-        for (Call &call : calls_) {
-            for (Message &m : call.sends)
-                sends.push_back(&m);
-            for (Message &m : call.receives)
-                receives.push_back(&m);
-        }
-        Progress sent = move(comm_, sends, &Message::send), received = move(comm_, receives, &Message::receive);
-        for (const Call &call : calls_)
-            for (const Message &m : call.receives)
-                check_header(call, m);  // at once: of a call that differs, the rest may never come
-        if (sent == Progress::SOME || received == Progress::SOME)
-            last_progress_ = std::chrono::steady_clock::now();
-        return sent != Progress::LOST && received != Progress::LOST;
-    }
-    bool all_of(std::vector<Message> Call::*messages) const {
-        for (const Call &call : calls_)
-            for (const Message &m : call.*messages)
-                if (!m.finished())
-                    return false;
-        return true;
-    }
-    void check_silence() const {
-        auto silence = std::chrono::steady_clock::now() - last_progress_;
-        if (silence < std::chrono::seconds(settings().timeout_seconds))
-            return;
-        std::string missing;
-        for (const Call &call : calls_)
-            for (const Message &m : call.receives)
-                if (!m.finished())
-                    missing += " " + std::to_string(m.peer);
-        fatal("nccl: rank %d has been in %s (call %zu) for %d s without a message; it waits for rank%s. (A rank that "
-              "waits for others outside of CUDA does not run its streams: synchronise first.)",
-              comm_.rank, KIND_NAMES[calls_[0].header.kind], static_cast<size_t>(calls_[0].header.number),
-              settings().timeout_seconds, missing.c_str());
-    }
-
-    std::vector<Call> calls_;
-    ncclComm &comm_;
-    bool begun_ = false;
-    std::chrono::steady_clock::time_point last_progress_;
-};
 
 // ---- groups ----
 
@@ -244,16 +36,16 @@ void issue_group() {
     while (!rest.empty()) {
         ncclComm *comm = rest[0].comm;
         cudaStream_t stream = rest[0].stream;
-        auto split = std::stable_partition(rest.begin(), rest.end(), [&](const Call &call) {
-            return call.comm == comm && call.stream == stream;
-        });
+        auto split = std::stable_partition(
+            rest.begin(), rest.end(), [&](const Call &call) { return call.comm == comm && call.stream == stream; });
         auto together = std::make_shared<Together>(std::vector<Call>(rest.begin(), split));
-        std::string name = std::string("nccl ") + KIND_NAMES[rest[0].header.kind];
+        std::string name = std::string("nccl ") + nccl_kind_name(rest[0].header.kind);
         rest.erase(rest.begin(), split);
         std::vector<OperationRef> after;
         if (comm->last)
             after.push_back(comm->last);
-        comm->last = enqueue(stream, name, [together] { return together->step(); }, after);
+        comm->last = enqueue(
+            stream, name, [together] { return together->step(); }, after);
     }
 }
 
@@ -267,7 +59,8 @@ ncclResult_t issue(ncclComm_t comm, cudaStream_t stream, Kind kind, const void *
         return comm->error;
     if (count) {
         Header header{kind, type, operation, kind == POINT_TO_POINT ? 0 : root, count, ++comm->issued};
-        group().push_back({comm, stream, header, static_cast<const char *>(from), static_cast<char *>(to), root, {}, {}});
+        group().push_back(
+            {comm, stream, header, static_cast<const char *>(from), static_cast<char *>(to), root, {}, {}});
     }
     if (!group_depth)
         issue_group();
@@ -459,7 +252,8 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataTyp
                            cudaStream_t stream) {
     return issue(comm, stream, BROADCAST, from, to, count, type, ncclSum, root);
 }
-ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
     return issue(comm, stream, POINT_TO_POINT, from, nullptr, count, type, ncclSum, peer);
 }
 ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {

@@ -137,8 +137,8 @@ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
 void cp_async(void *shared, const void *global, int bytes, int source_bytes) {
     bool aligned = (reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) % bytes == 0;
     if ((bytes != 4 && bytes != 8 && bytes != 16) || source_bytes < 0 || source_bytes > bytes || !aligned)
-        fatal("cp.async: %d of %d bytes from %p to %p: 4, 8 or 16 bytes, aligned to as many", source_bytes, bytes, global,
-              shared);
+        fatal("cp.async: %d of %d bytes from %p to %p: 4, 8 or 16 bytes, aligned to as many", source_bytes, bytes,
+              global, shared);
     if (!is_shared(shared, static_cast<size_t>(bytes)))
         fatal("cp.async: %p is not in shared memory", shared);
     if (source_bytes)

@@ -1,9 +1,9 @@
-// The race build. The program's own code is compiled with -fsanitize=thread, whose hooks (tsan_hooks.cpp) come here; libtsan
-// is not linked. Each two bytes of device, pinned and shared memory have a cell: who wrote them last, who read them since
-// (two readers). An access that is not ordered after those is a race: within a block by barriers and __syncwarp, between
-// blocks by fence and atomic, between operations and the host by vector clocks (stream.h). Reads of memory that nobody wrote
-// and accesses outside of allocations are found on the way. One finding a kind and pair of names is reported; the program
-// ends with status 66.
+// The race build. The program's own code is compiled with -fsanitize=thread, whose hooks (tsan_hooks.cpp) come here;
+// libtsan is not linked. Each two bytes of device, pinned and shared memory have a cell: who wrote them last, who read
+// them since (two readers). An access that is not ordered after those is a race: within a block by barriers and
+// __syncwarp, between blocks by fence and atomic, between operations and the host by vector clocks (stream.h). Reads of
+// memory that nobody wrote and accesses outside of allocations are found on the way. One finding a kind and pair of
+// names is reported; the program ends with status 66.
 //
 // Accesses of one byte are checked as if they were two.
 #include "dev/cudasim/race.h"
@@ -73,7 +73,7 @@ const Clock &clock_now() {
 // ---- cells ----
 
 class Shadow {
-  public:
+   public:
     void cover(char *base, size_t bytes) {
         base_ = base;
         bytes_ = bytes;
@@ -93,7 +93,7 @@ class Shadow {
         return first(static_cast<const char *>(p) + bytes - 1) + 1;
     }
 
-  private:
+   private:
     char *base_ = nullptr;
     size_t bytes_ = 0;  // 0: covers nothing yet
     Cell *cells_ = nullptr;

@@ -140,7 +140,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
         case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+            break;
         case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
         case cudaDevAttrClockRate: *value = 1000000; break;  // kHz
         default: return failed(cudaErrorNotSupported);
@@ -171,11 +173,12 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
     }
     return attribute == cudaFuncAttributePreferredSharedMemoryCarveout ? cudaSuccess : failed(cudaErrorInvalidValue);
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int threads, size_t shared,
-                                                                   unsigned) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int threads,
+                                                                   size_t shared, unsigned) {
     int by_threads = THREADS_PER_MULTIPROCESSOR / std::max(threads, 1);
     size_t by_shared = (SHARED_BLOCK_LIMIT + 1024) / (shared + 1024);  // the system keeps 1 KiB a block
-    *blocks = static_cast<int>(std::min({static_cast<size_t>(by_threads), by_shared, size_t{BLOCKS_PER_MULTIPROCESSOR}}));
+    *blocks =
+        static_cast<int>(std::min({static_cast<size_t>(by_threads), by_shared, size_t{BLOCKS_PER_MULTIPROCESSOR}}));
     return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *kernel, int threads, size_t shared) {

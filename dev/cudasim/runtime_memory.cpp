@@ -1,5 +1,5 @@
-// The CUDA runtime API: allocation, copies, fills. A copy obeys what CUDA promises of it and nothing more: pinned memory is
-// read or written when the stream gets there, pageable memory before the call returns.
+// The CUDA runtime API: allocation, copies, fills. A copy obeys what CUDA promises of it and nothing more: pinned
+// memory is read or written when the stream gets there, pageable memory before the call returns.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -38,7 +38,8 @@ bool right_direction(const void *to, const void *from, cudaMemcpyKind kind) {
     return kind == cudaMemcpyDefault || (is_device(to) == to_device && is_device(from) == from_device);
 }
 
-cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool asynchronous) {
+cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                 bool asynchronous) {
     if (!bytes)
         return cudaSuccess;
     if (!right_direction(to, from, kind))
@@ -117,8 +118,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
     return copy(to, from, bytes, kind, nullptr, false);
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
     if (width > to_pitch || width > from_pitch)
         return failed(cudaErrorInvalidValue);
     for (size_t row = 0; row < height; row++)

@@ -1,6 +1,6 @@
 // settings: the environment of a simulated run, in one place.
 //
-//   CUDASIM_ORDER      inorder, reverse or random: order of blocks, threads and streams, where the next three do not say
+//   CUDASIM_ORDER      inorder, reverse or random: of blocks, threads and streams, where the next three do not say
 //   CUDASIM_BLOCKS     of the blocks of a grid (default inorder)
 //   CUDASIM_THREADS    of the threads of a block (default inorder)
 //   CUDASIM_STREAMS    between the streams of a device (default random)
@@ -9,11 +9,11 @@
 //   CUDASIM_DEVICES    devices that a process sees (default 8); each process simulates the one it uses
 //   CUDASIM_SMS        multiprocessors that a device says it has (default 2)
 //   CUDASIM_PROTECT    1: device memory is readable only while device work runs; host code that touches it stops
-//   CUDASIM_LEAKS      1: a program that ends with device or pinned memory that it has not freed stops with a message
-//   CUDASIM_TIMEOUT    seconds of CPU time after which a kernel, seconds of silence after which a collective, is stopped
-//                      with its name (default 60)
+//   CUDASIM_LEAKS      1: a program that ends with device or pinned memory that it has not freed is stopped
+//   CUDASIM_TIMEOUT    seconds of CPU time after which a kernel, and seconds of silence after which a collective,
+//                      is stopped with its name (default 60)
 //   CUDASIM_STATS      file for the table of dev/cudasim/stats.h, written when the program ends
-//   CUDASIM_NCCL_FAIL  n: this process's n-th collective never ends and its communicator reports an asynchronous error
+//   CUDASIM_NCCL_FAIL  n: the n-th collective of a process never ends; its communicator reports an asynchronous error
 #ifndef DEV_CUDASIM_SETTINGS_H
 #define DEV_CUDASIM_SETTINGS_H
 

@@ -47,9 +47,10 @@ void *SharedArray::get() {
         return place_;
     static_bytes += bytes_;
     if (static_bytes > SHARED_STATIC_LIMIT || static_bytes + dynamic_bytes > SHARED_BLOCK_LIMIT)
-        fatal("shared memory: with %s (%zu bytes) the kernel has %zu bytes of static arrays (limit %zu) and %zu in all "
-              "(limit %zu)",
-              name_, bytes_, static_bytes, SHARED_STATIC_LIMIT, static_bytes + dynamic_bytes, SHARED_BLOCK_LIMIT);
+        fatal(
+            "shared memory: with %s (%zu bytes) the kernel has %zu bytes of static arrays (limit %zu) and %zu in all "
+            "(limit %zu)",
+            name_, bytes_, static_bytes, SHARED_STATIC_LIMIT, static_bytes + dynamic_bytes, SHARED_BLOCK_LIMIT);
     block_ = block_serial;
     place_ = place(name_, bytes_);
     return place_;

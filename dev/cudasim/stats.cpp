@@ -32,11 +32,13 @@ void write_table() {
         perror(settings().stats_file);
         return;
     }
-    fprintf(file, "name\tlaunches\tthreads\tseconds\tload_bytes\tstore_bytes\tloads\tstores\tdistinct_load_bytes"
-                  "\tdistinct_store_bytes\n");
+    fprintf(file,
+            "name\tlaunches\tthreads\tseconds\tload_bytes\tstore_bytes\tloads\tstores\tdistinct_load_bytes"
+            "\tdistinct_store_bytes\n");
     for (const auto &[name, s] : table())
-        fprintf(file, "%s\t%" PRIu64 "\t%" PRIu64 "\t%.6f\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64
-                      "\t%" PRIu64 "\n",
+        fprintf(file,
+                "%s\t%" PRIu64 "\t%" PRIu64 "\t%.6f\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64
+                "\t%" PRIu64 "\n",
                 name.c_str(), s.launches, s.threads, s.seconds, s.load_bytes, s.store_bytes, s.loads, s.stores,
                 s.distinct_load_bytes, s.distinct_store_bytes);
     fclose(file);

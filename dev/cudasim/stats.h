@@ -1,6 +1,6 @@
-// stats: how often each operation ran, and in the race build the bytes of device memory it moved, counted by the hooks of
-// its loads and stores. For kernels, every access of every thread counts; "distinct" counts bytes once a launch, which is
-// what must cross the memory bus at least.
+// stats: how often each operation ran, and in the race build the bytes of device memory it moved, counted by the hooks
+// of its loads and stores. For kernels, every access of every thread counts; "distinct" counts bytes once a launch,
+// which is what must cross the memory bus at least.
 //
 // CUDASIM_STATS=FILE writes the table at the end of the program, tab-separated with a header line:
 //     name launches threads seconds load_bytes store_bytes loads stores distinct_load_bytes distinct_store_bytes
@@ -15,8 +15,8 @@ extern "C" {
 
 typedef struct CudasimStats {
     uint64_t launches;
-    uint64_t threads;      // of kernels
-    double seconds;        // in the simulator
+    uint64_t threads;  // of kernels
+    double seconds;    // in the simulator
     uint64_t load_bytes, store_bytes;
     uint64_t loads, stores;  // single accesses: bytes / accesses is the mean width
     uint64_t distinct_load_bytes, distinct_store_bytes;

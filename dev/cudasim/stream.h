@@ -1,5 +1,5 @@
-// stream: operations wait in lazy queues, and run when the host waits for something, in an order that respects only what
-// CUDA promises: the order within a stream, events, and the legacy default stream. Internal to the simulator.
+// stream: operations wait in lazy queues, and run when the host waits for something, in an order that respects only
+// what CUDA promises: the order within a stream, events, and the legacy default stream. Internal to the simulator.
 #ifndef DEV_CUDASIM_STREAM_H
 #define DEV_CUDASIM_STREAM_H
 
@@ -23,7 +23,7 @@ using OperationRef = std::shared_ptr<Operation>;
 
 struct Operation {
     std::string name;
-    std::function<bool()> step;       // does it; false: not finished, call again (a collective whose peers are not there)
+    std::function<bool()> step;  // does it; false: not finished, call again (a collective whose peers are not there)
     std::vector<OperationRef> after;  // what must be done first
     bool done = false;
     int stream = 0;         // its number
@@ -37,7 +37,8 @@ OperationRef enqueue(cudaStream_t stream, std::string name, std::function<bool()
                      std::vector<OperationRef> after = {});
 void wait_for(const OperationRef &operation);  // NULL is fine
 void wait_for_all();
-// One step towards an operation, for queries: does not wait. Returns whether it is done; then the host is ordered after it.
+// One step towards an operation, for queries: does not wait. Returns whether it is done; then the host is ordered after
+// it.
 bool poll(const OperationRef &operation);
 OperationRef last_operation(cudaStream_t stream);
 bool is_null_stream(cudaStream_t stream);

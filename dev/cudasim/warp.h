@@ -10,7 +10,8 @@ namespace cudasim {
 
 // Does the exchange for all lanes at once. slots[lane] is what that lane brought, NULL for lanes that do not take part.
 using Combine = void (*)(void *const *slots);
-// orders_memory: accesses to memory before it, by any of these lanes, happen before those after it. CUDA promises this of
+// orders_memory: accesses to memory before it, by any of these lanes, happen before those after it. CUDA promises this
+// of
 // __syncwarp only, not of shuffles and votes.
 void rendezvous(const char *what, uint32_t mask, Combine combine, void *slot, bool orders_memory = false);
 int lane_index();

@@ -45,6 +45,13 @@ static Status multiply(Pass *pass, const Gemm *g, void *c, const void *a, const 
     return OK;
 }
 
+// Where the tile after the one at i begins, of `tile` rows each. A dry pass looks at the first two and the last: those
+// between are like the second.
+static int64_t next_tile(const Pass *pass, int64_t i, int64_t tile, int64_t len) {
+    int64_t next = i + tile, last = (len - 1) / tile * tile;
+    return pass->dry && i > 0 && next < last ? last : next;
+}
+
 static const void *at(Dtype dt, const void *array, int64_t i) {
     return array ? (const char *)array + (size_t)i * dtype_bytes(dt) : NULL;
 }
@@ -131,11 +138,11 @@ static Status product_in_tiles(Pass *pass, const Product *p) {
     void *a_tile = take(pass, (size_t)(tile_m * tile_k) * dtype_bytes(dt));
     void *b_tile = copy_b ? take(pass, (size_t)(tile_n * tile_k) * dtype_bytes(dt)) : NULL;
     int64_t filled_i = -1, filled_k = -1;  // what a_tile holds
-    for (int64_t i = 0; i < p->m; i += tile_m) {
+    for (int64_t i = 0; i < p->m; i = next_tile(pass, i, tile_m, p->m)) {
         int64_t rows = least(tile_m, p->m - i), m = pad && rows > 1 ? tile_m : rows;
-        for (int64_t j = 0; j < p->n; j += tile_n) {
+        for (int64_t j = 0; j < p->n; j = next_tile(pass, j, tile_n, p->n)) {
             int64_t n = least(tile_n, p->n - j);
-            for (int64_t l = 0; l < p->k; l += tile_k) {
+            for (int64_t l = 0; l < p->k; l = next_tile(pass, l, tile_k, p->k)) {
                 int64_t k = least(tile_k, p->k - l);
                 const void *a = at(p->dt, p->a, i * p->lda + l);
                 if (convert || p->lda != k || m != rows) {
@@ -190,14 +197,14 @@ static Status weight_product(Pass *pass, const WeightProduct *p) {
     }
     void *x_tile = convert ? take(pass, (size_t)(tile_rows * p->in) * dtype_bytes(dt)) : NULL;
     void *dy_tile = convert ? take(pass, (size_t)(tile_rows * tile_out) * dtype_bytes(dt)) : NULL;
-    for (int64_t r = 0; r < p->rows; r += tile_rows) {
+    for (int64_t r = 0; r < p->rows; r = next_tile(pass, r, tile_rows, p->rows)) {
         int64_t rows = least(tile_rows, p->rows - r);
         const void *x = at(p->dt, p->x, r * p->in);
         if (convert) {
             fill_tile(pass, x_tile, dt, p->dt, x, p->in, rows, p->in);
             x = x_tile;
         }
-        for (int64_t o = 0; o < p->out; o += tile_out) {
+        for (int64_t o = 0; o < p->out; o = next_tile(pass, o, tile_out, p->out)) {
             int64_t out = least(tile_out, p->out - o), ld_dy = p->ld_dy;
             const void *dy = at(p->dt, p->dy, r * ld_dy + o);
             if (convert) {

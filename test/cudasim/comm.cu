@@ -1,5 +1,5 @@
-// NCCL of the simulator between processes: `comm RANKS NAME`, where NAME is "all" or a planted mistake. The program forks its
-// ranks. Rank r prints lines for what is wrong; the parent prints "ok" if all ranks end well.
+// NCCL of the simulator between processes: `comm RANKS NAME`, where NAME is "all" or a planted mistake. The program
+// forks its ranks. Rank r prints lines for what is wrong; the parent prints "ok" if all ranks end well.
 #include <nccl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -100,7 +100,8 @@ static int check_split() {
         float *y = filled(static_cast<float>(rank * 3 + turn), N, streams[1]);
         ncclAllReduce(x, x, N, ncclFloat, ncclMin, halves, streams[0]);
         ncclAllReduce(y, y, N, ncclFloat, ncclMax, pairs, streams[1]);
-        wrong += expect(y, N, streams[1], static_cast<float>((n_ranks - 2 + rank % 2) * 3 + turn), "second communicator");
+        wrong +=
+            expect(y, N, streams[1], static_cast<float>((n_ranks - 2 + rank % 2) * 3 + turn), "second communicator");
         wrong += expect(x, N, streams[0], static_cast<float>(rank / 2 * 2 + turn), "first communicator");
         cudaFree(x);
         cudaFree(y);

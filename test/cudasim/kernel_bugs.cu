@@ -1,5 +1,6 @@
 // Sums of squares of the rows of a matrix, one block a row, and a copy of the matrix; with one planted bug, by name:
-// `kernel_bugs NAME`. "none" is correct. Prints "ok" or "WRONG", which says what the result looks like if nothing stops it.
+// `kernel_bugs NAME`. "none" is correct. Prints "ok" or "WRONG", which says what the result looks like if nothing stops
+// it.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -30,10 +31,25 @@ enum Bug {
     OUT_OF_MEMORY,
     BUGS
 };
-const char *const NAMES[BUGS] = {"none", "past_end", "past_tensor", "no_barrier", "no_trailing_barrier", "wrong_mask", "alien_mask",
-                                 "uninitialised", "divergent_barrier", "barrier_and_shuffle", "no_fence", "no_syncwarp",
-                                 "endless", "use_after_free", "host_touches_device", "copy_too_long",
-                                 "static_shared_too_large", "dynamic_shared_not_allowed", "out_of_memory"};
+const char *const NAMES[BUGS] = {"none",
+                                 "past_end",
+                                 "past_tensor",
+                                 "no_barrier",
+                                 "no_trailing_barrier",
+                                 "wrong_mask",
+                                 "alien_mask",
+                                 "uninitialised",
+                                 "divergent_barrier",
+                                 "barrier_and_shuffle",
+                                 "no_fence",
+                                 "no_syncwarp",
+                                 "endless",
+                                 "use_after_free",
+                                 "host_touches_device",
+                                 "copy_too_long",
+                                 "static_shared_too_large",
+                                 "dynamic_shared_not_allowed",
+                                 "out_of_memory"};
 
 enum { ROWS = 4, COLUMNS = 200, THREADS = 128, WARPS = THREADS / 32 };
 
@@ -45,7 +61,8 @@ __device__ float warp_sum(float s, int lane, Bug bug) {
     return s;
 }
 
-// sums(ROWS), total(1), copy(ROWS, COLUMNS) from in(ROWS, COLUMNS). `done` counts the blocks that have stored their sum.
+// sums(ROWS), total(1), copy(ROWS, COLUMNS) from in(ROWS, COLUMNS). `done` counts the blocks that have stored their
+// sum.
 __global__ void square_rows(float *sums, float *total, float *copy, const float *in, unsigned *done, Bug bug) {
     SHARED(float, parts, [WARPS]);
     SHARED(float, turned, [THREADS]);

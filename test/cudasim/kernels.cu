@@ -1,5 +1,5 @@
-// Correct kernels that use everything the simulator offers to kernels, each checked against plain host code. Prints a line
-// for each that is wrong, and "ok" if none is.
+// Correct kernels that use everything the simulator offers to kernels, each checked against plain host code. Prints a
+// line for each that is wrong, and "ok" if none is.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -45,7 +45,7 @@ __device__ void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 
 // One warp a block, a 16 × 8 tile of C. The next tiles of A and B are on their way while these are multiplied.
 template <class T, bool TRANSPOSED>
-__global__ void matmul(float *c, const T *a, const T *b) {
+__global__ void __launch_bounds__(32, 2) matmul(float *c, const T *a, const T *b) {
     SHARED(T, a_tile, [2][16][PADDED]);
     SHARED(T, b_tile, [2][16][PADDED]);  // rows of B: n; transposed: rows k, 8 columns n
     int lane = threadIdx.x, m0 = blockIdx.y * 16, n0 = blockIdx.x * 8;
@@ -212,10 +212,43 @@ static int check_ragged() {
     return expect(ok, "cp.async with a ragged end");
 }
 
+// What product kernels take from the CUDA headers: constants, vector loads, pairs of 16-bit floats, more than 48 KiB.
+struct Scale {
+    float factor;
+};
+__constant__ float table[2] = {1.0f, 0.25f};
+static __device__ __forceinline__ float2 rounded(float x, float y) {
+    return __bfloat1622float2(__floats2bfloat162_rn(x, y));
+}
+__global__ void language(float4 *__restrict__ out, const float4 *__restrict__ in, const __grid_constant__ Scale scale) {
+    DYN_SHARED(float4, row);
+    row[threadIdx.x] = __ldcs(in + threadIdx.x);
+    float4 v = row[threadIdx.x];
+    float2 low = rounded(v.x, v.y);
+    float2 high = __half22float2(__floats2half2_rn(v.z, v.w));
+    float factor = isfinite(v.x) ? scale.factor * table[1] * rsqrtf(4.0f) * exp2f(3.0f) : 0.0f;
+    __stcs(out + threadIdx.x, make_float4(factor * low.x, factor * low.y, factor * high.x, factor * high.y));
+}
+static int check_language() {
+    std::vector<float4> in(32);
+    for (int i = 0; i < 128; i++)
+        reinterpret_cast<float *>(in.data())[i] = static_cast<float>(i);
+    float4 *d_in = to_device(in), *d_out = to_device(in);
+    enum { SHARED_BYTES = 100 << 10 };
+    cudaFuncSetAttribute(language, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    LAUNCH((language), (1, 32, SHARED_BYTES, stream), d_out, d_in, Scale{2.0f});
+    std::vector<float4> out = to_host(d_out, 32);
+    bool ok = cudaGetLastError() == cudaSuccess;
+    for (int i = 0; i < 128; i++)
+        ok = ok && reinterpret_cast<float *>(out.data())[i] == 2.0f * static_cast<float>(i);
+    return expect(ok, "vector types, constants, large shared memory");
+}
+
 int main() {
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     int wrong = check_matmul<bf16, false>("mma, bf16") + check_matmul<__half, false>("mma, fp16") +
-                check_matmul<bf16, true>("mma, bf16, transposed") + check_primitives() + check_sum() + check_ragged();
+                check_matmul<bf16, true>("mma, bf16, transposed") + check_primitives() + check_sum() + check_ragged() +
+                check_language();
     if (!wrong)
         printf("ok\n");
     return wrong != 0;

@@ -1,5 +1,6 @@
-// cublasLtMatmul of the simulator against plain sums in double: types, transposes, epilogues, beta with another C, batches,
-// leading dimensions, the heuristic, and what must be refused. Prints a line for each that is wrong, and "ok" if none is.
+// cublasLtMatmul of the simulator against plain sums in double: types, transposes, epilogues, beta with another C,
+// batches, leading dimensions, the heuristic, and what must be refused. Prints a line for each that is wrong, and "ok"
+// if none is.
 #include <cublasLt.h>
 
 #include <cmath>
@@ -94,8 +95,8 @@ struct Problem {
                        size_t offset = 0) {
         Layouts l = describe();
         float alpha = 0.5f;
-        cublasStatus_t status = cublasLtMatmul(lt, description, &alpha, d_a + offset, l.a, d_b, l.b, &beta, d_c, l.d, d_d,
-                                               l.d, algo, workspace, bytes, stream);
+        cublasStatus_t status = cublasLtMatmul(lt, description, &alpha, d_a + offset, l.a, d_b, l.b, &beta, d_c, l.d,
+                                               d_d, l.d, algo, workspace, bytes, stream);
         cublasLtMatmulDescDestroy(description);  // the library has read it
         for (cublasLtMatrixLayout_t layout : {l.a, l.b, l.d})
             cublasLtMatrixLayoutDestroy(layout);
@@ -119,7 +120,8 @@ struct Problem {
                 error = fmax(error, fabs(want - static_cast<double>(d[i + j * LD])) / (1 + fabs(want)));
                 if (keeps_aux)
                     error = fmax(error, fabs(before + static_cast<double>(static_cast<float>(bias[i])) -
-                                             static_cast<double>(kept[i + j * LD])) / (1 + fabs(before)));
+                                             static_cast<double>(kept[i + j * LD])) /
+                                            (1 + fabs(before)));
             }
             if (bias_gradient)
                 error = fmax(error, fabs(row - static_cast<double>(sums[i])) / (1 + fabs(row)));
@@ -140,11 +142,13 @@ static int check_type(cudaDataType type) {
         wrong += Problem<T>{type, t % 2 == 1, t / 2 == 1, CUBLASLT_EPILOGUE_DEFAULT, 0}.check("transposes", same);
     wrong += Problem<T>{type, true, false, CUBLASLT_EPILOGUE_DEFAULT, 0.75f}.check("beta, C is not D", same);
     Problem<T> bias{type, true, false, CUBLASLT_EPILOGUE_BIAS, 0};
-    wrong += bias.check("bias", [&](int i, int, double x) { return x + static_cast<double>(static_cast<float>(bias.bias[i])); });
+    wrong += bias.check(
+        "bias", [&](int i, int, double x) { return x + static_cast<double>(static_cast<float>(bias.bias[i])); });
     Problem<T> activation{type, true, false, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0};
     wrong += activation.check(
         "bias, GELU, auxiliary output",
-        [&](int i, int, double x) { return gelu(x + static_cast<double>(static_cast<float>(activation.bias[i]))); }, true);
+        [&](int i, int, double x) { return gelu(x + static_cast<double>(static_cast<float>(activation.bias[i]))); },
+        true);
     Problem<T> gradient{type, false, false, CUBLASLT_EPILOGUE_DGELU_BGRAD, 0};
     wrong += gradient.check(
         "dGELU, bias gradient",
@@ -185,8 +189,8 @@ static int check_heuristic() {
     std::vector<float> d[2];
     for (int i = 0; i < 2; i++) {
         int split_k;
-        cublasLtMatmulAlgoConfigGetAttribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split_k, sizeof split_k,
-                                             nullptr);
+        cublasLtMatmulAlgoConfigGetAttribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split_k,
+                                             sizeof split_k, nullptr);
         wrong += expect(split_k == (i == 0 ? 2 : 1), "split-K attribute");
         void *workspace;
         cudaMalloc(&workspace, results[i].workspaceSize);
@@ -210,10 +214,11 @@ static int check_batch() {
         int64_t stride = i == 0 ? 16 : 0;
         cublasLtMatrixLayoutCreate(&layouts[i], CUDA_R_32F, 4, 4, 4);
         cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch);
-        cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
+        cublasLtMatrixLayoutSetAttribute(layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                         sizeof stride);
     }
-    cublasLtMatmul(lt, description, &one, d_a, layouts[0], d_b, layouts[1], &zero, d_d, layouts[0], d_d, layouts[0], nullptr,
-                   nullptr, 0, stream);
+    cublasLtMatmul(lt, description, &one, d_a, layouts[0], d_b, layouts[1], &zero, d_d, layouts[0], d_d, layouts[0],
+                   nullptr, nullptr, 0, stream);
     std::vector<float> d = to_host(d_d, a.size());
     double error = 0;
     for (int x = 0; x < BATCH; x++)
@@ -230,8 +235,8 @@ static int check_batch() {
 int main() {
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     cublasLtCreate(&lt);
-    int wrong = check_type<float>(CUDA_R_32F) + check_type<__nv_bfloat16>(CUDA_R_16BF) + check_type<__half>(CUDA_R_16F) +
-                check_bias_gradient_of_b() + check_heuristic() + check_batch();
+    int wrong = check_type<float>(CUDA_R_32F) + check_type<__nv_bfloat16>(CUDA_R_16BF) +
+                check_type<__half>(CUDA_R_16F) + check_bias_gradient_of_b() + check_heuristic() + check_batch();
     Problem<float> p{CUDA_R_32F, false, false, CUBLASLT_EPILOGUE_DEFAULT, 0};
     wrong += expect(p.run(nullptr, nullptr, 0, 1) == CUBLAS_STATUS_INVALID_VALUE, "a misaligned operand");
     Problem<float> relu{CUDA_R_32F, false, false, CUBLASLT_EPILOGUE_RELU_AUX, 0};

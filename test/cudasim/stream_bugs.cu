@@ -1,5 +1,5 @@
-// A pipeline with two buffers on two streams: copy in, `produce` on one, `consume` on the other, copy out; with one planted
-// bug, by name: `stream_bugs NAME`. "none" is correct.
+// A pipeline with two buffers on two streams: copy in, `produce` on one, `consume` on the other, copy out; with one
+// planted bug, by name: `stream_bugs NAME`. "none" is correct.
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -8,15 +8,15 @@
 
 enum Bug {
     NONE,
-    NO_WAIT,               // the consumer does not wait for the producer
-    EVENT_TOO_EARLY,       // recorded before the producer
-    REUSED_TOO_EARLY,      // the producer overwrites a buffer that is being consumed
-    HOST_READS_TOO_EARLY,  // the pinned result, without synchronising
-    HOST_WRITES_TOO_EARLY, // the pinned source, before it was copied
+    NO_WAIT,                // the consumer does not wait for the producer
+    EVENT_TOO_EARLY,        // recorded before the producer
+    REUSED_TOO_EARLY,       // the producer overwrites a buffer that is being consumed
+    HOST_READS_TOO_EARLY,   // the pinned result, without synchronising
+    HOST_WRITES_TOO_EARLY,  // the pinned source, before it was copied
     BUGS
 };
-const char *const NAMES[BUGS] = {"none", "no_wait", "event_too_early", "reused_too_early", "host_reads_too_early",
-                                 "host_writes_too_early"};
+const char *const NAMES[BUGS] = {
+    "none", "no_wait", "event_too_early", "reused_too_early", "host_reads_too_early", "host_writes_too_early"};
 
 enum { N = 256, STEPS = 6, THREADS = 64 };
 

@@ -1,0 +1,66 @@
+#include "zero/intro.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <string.h>
+
+#include "llm/model.h"
+#include "zero/plan.h"
+#include "zero/traffic.h"
+
+// The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
+static Status predict_traffic(const Intro *r, cJSON *fields) {
+    TrafficInput input = {.layout = r->layout, .shape = comm_shape(r->comm), .zero = r->zero,
+                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap};
+    Traffic traffic;
+    TRY(traffic_predict(&input, &traffic));
+    cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
+    for (int k = 0; k < COMM_HOST_VALUES; k++)
+        cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
+    cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
+    return OK;
+}
+
+Status introduce(const Intro *r, RunLog *log) {
+    const Config *c = r->config;
+    int n_ranks = comm_size(r->comm);
+    double flops = model_flops_per_token(&c->model, c->seq_len);
+    log_line(log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
+             (double)r->layout->n_params / 1e6, c->model.layers, c->model.channels, c->model.heads,
+             (long long)c->model.vocab_size, dtype_name(c->dtype));
+    if (c->model.had_dropout)
+        log_line(log, "         the config.json asks for dropout; this program trains without it");
+    log_line(log, "device   %s%s", device_name(r->device),
+             device_has_native(r->device, c->dtype) ? "" : "; it has no arithmetic of this dtype: operands are converted to fp32 tile by tile");
+    if (isfinite(r->peak_flops))
+        log_line(log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
+    log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
+             c->micro_batch, c->grad_accum, n_ranks, c->seq_len);
+    double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
+    log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
+             r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);
+    size_t measured[MEM_CATEGORIES];
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        measured[k] = device_bytes(r->device, (MemoryCategory)k);
+    if (comm_rank(r->comm) == 0)
+        plan_print_measured(r->predicted, measured, stdout);
+    double as_predicted = memcmp(measured, r->predicted, sizeof measured) == 0;
+    TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
+    if (as_predicted < n_ranks)
+        log_line(log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
+                 n_ranks - (int)as_predicted, n_ranks);
+
+    cJSON *fields = config_to_json(c);
+    cJSON_AddNumberToObject(fields, "n_params", (double)r->layout->n_params);
+    cJSON_AddNumberToObject(fields, "ranks", n_ranks);
+    cJSON_AddNumberToObject(fields, "flops_per_token", flops);
+    cJSON_AddNumberToObject(fields, "peak_flops", r->peak_flops);
+    cJSON_AddStringToObject(fields, "device", device_name(r->device));
+    cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
+    cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted[k]);
+    TRY(predict_traffic(r, fields));
+    log_event(log, "start", fields);
+    return OK;
+}

@@ -1,0 +1,27 @@
+#include "zero/options.h"
+
+ModelOptions options_model(const Config *c) {
+    return (ModelOptions){.config = c->model,
+                          .dtype = c->dtype,
+                          .batch = c->micro_batch,
+                          .seq_len = c->seq_len,
+                          .recompute = c->recompute,
+                          .head_chunk = c->head_chunk,
+                          .sampling = c->sample_every > 0,
+                          .training = true};
+}
+
+ZeroOptions options_zero(const Config *c) {
+    return (ZeroOptions){.stage = c->zero_stage,
+                         .dtype = c->dtype,
+                         .grad_dtype = c->grad_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype,
+                         .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
+}
+
+CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
+    int64_t longest = 0;
+    for (int u = 0; u < layout->n_units; u++)
+        longest = layout->units[u].shard_len > longest ? layout->units[u].shard_len : longest;
+    return (CommOptions){
+        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = longest, .timeout = c->comm_timeout};
+}

@@ -1,0 +1,11 @@
+// options: what a run's Config means for each part of it.
+#ifndef ZERO_OPTIONS_H
+#define ZERO_OPTIONS_H
+
+#include "zero/params.h"
+
+ModelOptions options_model(const Config *config);
+ZeroOptions options_zero(const Config *config);
+CommOptions options_comm(const Config *config, const Layout *layout, CommShape shape);
+
+#endif
