@@ -595,7 +595,7 @@ static Status run_training(Run *r) {
     TRY(introduce(&intro, r->log));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
-    run_catch_signals();
+    run_listen();
     if (c->trace)
         TRY(trace_open(r->comm, c->trace));
     Status status = train(r);
@@ -609,7 +609,8 @@ static Status run_training(Run *r) {
 static Status run(Run *r, int argc, char **argv) {
     Config *c = &r->config;
     config_defaults(c);
-    TRY(comm_start(&r->world));  // first, so that of many ranks one speaks
+    TRY(run_take_signals());     // before there are threads
+    TRY(comm_start(&r->world));  // early, so that of many ranks one speaks
     r->rank = r->world.rank;
     r->n_ranks = r->world.size;
     TRY(config_parse(c, argc, argv));

@@ -322,6 +322,20 @@ class Training(Base):
         self.assertIn(f"step_{step:08d}", os.listdir(out))
         self.assertEqual(self.run_program(["--verify", os.path.join(out, f"step_{step:08d}")]).code, 0)
 
+    def test_many_signals(self):
+        # A signal must never interrupt the code that computes: its frame on the stack broke oneDNN's kernels
+        flags = MODELS["gpt2"] + ["--train", self.train, "--steps", "100000", "--log-every", "20"]
+        process = subprocess.Popen([PROGRAM] + flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if line.startswith("step "):
+                break
+        for _ in range(5000):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.0002)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3, error)
+
     def test_sample_from_prompt(self):
         run = self.train_run("out", ["--steps", "2", "--sample-every", "2", "--prompt", "5 6 7", "--sample-tokens", "5"])
         self.assertEqual(len(run.events("sample")), 1)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,44 +18,76 @@
 
 // ---- signals ----
 
-static volatile sig_atomic_t stop_requested, save_requested;
+// A thread of their own takes signals; all others block them. A handler would interrupt the thread that computes, and the
+// frame that the kernel then puts on its stack destroys what matmul code generated at run time keeps below the stack
+// pointer: a heap that is broken once in some hundred signals.
+static _Atomic bool listening, stop_requested, save_requested;
 
-static void on_stop(int signal_number) {
-    if (stop_requested)
-        _exit(128 + signal_number);  // asked twice: at once
-    stop_requested = 1;
+static sigset_t handled_signals(void) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP};
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        struct sigaction now;
+        bool ignored = sigaction(signals[i], NULL, &now) == 0 && now.sa_handler == SIG_IGN;
+        if (signals[i] != SIGHUP || !ignored)  // nohup ignores it: that stays so
+            sigaddset(&set, signals[i]);
+    }
+    return set;
 }
 
-// Nobody listens any more: the terminal is gone, or the program that read the output has ended.
-static void on_lost_listener(int signal_number) {
+// What the signal would have done without us.
+static void take_default(int signal_number) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, signal_number);
+    signal(signal_number, SIG_DFL);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    raise(signal_number);
+}
+
+static void *take_signals(void *unused) {
+    (void)unused;
+    sigset_t set = handled_signals();
+    for (;;) {
+        int signal_number;
+        if (sigwait(&set, &signal_number) != 0)
+            continue;
+        if (signal_number == SIGUSR1)
+            save_requested = true;
+        else if (!listening)
+            take_default(signal_number);
+        else if (stop_requested && signal_number != SIGHUP)
+            _exit(128 + signal_number);  // asked twice: at once
+        else
+            stop_requested = true;
+    }
+    return NULL;
+}
+
+Status run_take_signals(void) {
+    sigset_t set = handled_signals();
+    pthread_t thread;
+    pthread_sigmask(SIG_BLOCK, &set, NULL);  // threads that come later inherit this
+    int error = pthread_create(&thread, NULL, take_signals, NULL);
+    if (error)
+        return fail("cannot start the thread that takes signals: %s", strerror(error));
+    pthread_detach(thread);
+    return OK;
+}
+
+// The program that read the output has ended. This one comes while the main thread writes, and nothing else.
+static void on_closed_pipe(int signal_number) {
     (void)signal_number;
-    stop_requested = 1;
+    stop_requested = true;
 }
 
-static void on_save(int signal_number) {
-    (void)signal_number;
-    save_requested = 1;
-}
-
-// nohup ignores SIGHUP, MPI looks after SIGPIPE: that stays so.
-static void catch_unless_set(int signal_number, const struct sigaction *action) {
-    struct sigaction now;
-    if (sigaction(signal_number, NULL, &now) == 0 && now.sa_handler == SIG_DFL)
-        sigaction(signal_number, action, NULL);
-}
-
-void run_catch_signals(void) {
-    struct sigaction action = {.sa_flags = SA_RESTART};
+void run_listen(void) {
+    struct sigaction action = {.sa_handler = on_closed_pipe, .sa_flags = SA_RESTART}, now;
     sigemptyset(&action.sa_mask);
-    action.sa_handler = on_stop;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR2, &action, NULL);
-    action.sa_handler = on_save;
-    sigaction(SIGUSR1, &action, NULL);
-    action.sa_handler = on_lost_listener;
-    catch_unless_set(SIGHUP, &action);
-    catch_unless_set(SIGPIPE, &action);
+    if (sigaction(SIGPIPE, NULL, &now) == 0 && now.sa_handler == SIG_DFL)  // MPI looks after it: that stays so
+        sigaction(SIGPIPE, &action, NULL);
+    listening = true;
 }
 
 void run_open_standard_files(void) {
@@ -71,7 +104,7 @@ Status run_request(Comm *comm, RunRequest *request) {
     TRY(comm_max(comm, "requests", &strongest, 1));
     *request = (RunRequest)strongest;
     if (*request == REQUEST_SAVE)
-        save_requested = 0;
+        save_requested = false;
     return OK;
 }
 

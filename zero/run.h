@@ -17,7 +17,9 @@
 struct cJSON;
 
 typedef enum RunRequest { REQUEST_NONE = 0, REQUEST_SAVE = 1, REQUEST_STOP = 2 } RunRequest;
-void run_catch_signals(void);
+// Called before any other thread exists. Until run_listen, signals that ask for an end do what they do to any program.
+Status run_take_signals(void);
+void run_listen(void);  // from now on the loop asks run_request
 // Standard input, output and error that the caller closed become /dev/null. Otherwise the next file to be opened takes
 // their number, and what is printed goes into it. First thing in main.
 void run_open_standard_files(void);
