@@ -148,6 +148,6 @@ typedef struct Ops {
 
 enum { SUMSQ_TILE = 4096, SUMSQ_LANES = 256 };
 
-extern const Ops cpu_ops;
+extern const Ops cpu_ops, cuda_ops;
 
 #endif
