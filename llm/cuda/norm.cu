@@ -89,11 +89,9 @@ __global__ void __launch_bounds__(MOST_THREADS)
     for (int64_t first = block_first; first < block_end; first += blockDim.y, turn ^= 1) {
         const int64_t row = first + threadIdx.y, end = row < block_end ? channels : 0, at = row * channels;
         const float row_mean = LAYER && end ? mean[row] : 0.0f, row_rstd = end ? rstd[row] : 0.0f;
-        float xhat[N], d[N], skip[N] = {}, both[2] = {0.0f, 0.0f};
+        float xhat[N], d[N], both[2] = {0.0f, 0.0f};
         load<ALIGNED>(xhat, x + at, i, end);
         load<ALIGNED>(d, dy + at, i, end);
-        if (residual)
-            load<ALIGNED>(skip, residual + at, i, end);
 #pragma unroll
         for (int k = 0; k < N; k++) {
             xhat[k] = (xhat[k] - row_mean) * row_rstd;
@@ -109,7 +107,13 @@ __global__ void __launch_bounds__(MOST_THREADS)
         const float avg_dn = LAYER ? both[1] / static_cast<float>(channels) : 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++)
-            d[k] = fmaf(row_rstd, fmaf(-xhat[k], avg_dot, d[k] - avg_dn), skip[k]);
+            d[k] = row_rstd * fmaf(-xhat[k], avg_dot, d[k] - avg_dn);
+        if (residual) {
+            load<ALIGNED>(xhat, residual + at, i, end);
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                d[k] += xhat[k];
+        }
         store<ALIGNED>(dx + at, i, end, d);
     }
 
