@@ -65,8 +65,7 @@ class Check:
         """Terminal output and log of a training run."""
         out = os.path.join(self.out, "runs", name)
         shutil.rmtree(out, ignore_errors=True)
-        output = self.run(*launcher, self.program("train_gpt"), *arguments, "--out", out, "--checkpoint-every", "0",
-                          "--eval-every", "0")
+        output = self.run(*launcher, self.program("train_gpt"), *arguments, "--out", out, "--checkpoint-every", "0")
         with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
             return output, [json.loads(line) for line in file]
 

@@ -136,7 +136,7 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
 
     int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and %s is %s; ", in->stage,
                         in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
-                        in->limit_is_found ? "a rank's share of this host's memory" : "--device-memory",
+                        in->limit_is_found ? "a rank's share of the device's memory" : "--device-memory",
                         decimal_bytes((double)in->device_memory, limit));
     text += used;
     text_bytes -= (size_t)used;
