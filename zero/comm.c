@@ -44,7 +44,7 @@ void comm_stop(void) {
 #endif
 }
 
-_Noreturn void comm_abort(Status status) {
+void comm_abort(Status status) {
 #ifdef HAVE_MPI
     if (comm_mpi_started())
         comm_mpi_abort(status, status_message());
