@@ -1,0 +1,29 @@
+// Stands in for the families that are still to come: whoever calls one is told so. Goes when the last is here.
+#include "llm/cuda/ops_cuda.cuh"
+
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+__attribute__((weak)) void cuda_linear_forward(Stream *stream, Dtype dt, void *y, Dtype y_dtype, int64_t ld_y, const void *x, const void *w, const void *bias, const void *residual, int64_t rows, int64_t in, int64_t out) { stream_fail(stream, fail("cuda_linear_forward is not written yet")); }
+__attribute__((weak)) void cuda_linear_backward_input(Stream *stream, Dtype dt, void *dx, const void *dy, int64_t ld_dy, const void *w, int64_t rows, int64_t in, int64_t out) { stream_fail(stream, fail("cuda_linear_backward_input is not written yet")); }
+__attribute__((weak)) void cuda_linear_backward_weight(Stream *stream, Dtype dt, float *dw, float *db, const void *dy, int64_t ld_dy, const void *x, int64_t rows, int64_t in, int64_t out, bool accumulate) { stream_fail(stream, fail("cuda_linear_backward_weight is not written yet")); }
+__attribute__((weak)) size_t cuda_linear_scratch(Device *device, Dtype dt, Dtype y_dtype, int64_t ld_y, int64_t rows, int64_t in, int64_t out, bool with_backward) { return 0; }
+__attribute__((weak)) void cuda_embedding_forward(Stream *stream, Dtype dt, void *x, const void *token_table, const void *position_table, const int32_t *tokens, int64_t rows, int seq_len, int first_position, int64_t channels) { stream_fail(stream, fail("cuda_embedding_forward is not written yet")); }
+__attribute__((weak)) void cuda_embedding_backward(Stream *stream, Dtype dt, float *dtoken_table, float *dposition_table, const void *dx, const int32_t *tokens, int64_t rows, int seq_len, int64_t channels, int64_t vocab, int64_t positions, bool accumulate_tokens, bool accumulate_positions) { stream_fail(stream, fail("cuda_embedding_backward is not written yet")); }
+__attribute__((weak)) void cuda_norm_forward(Stream *stream, Dtype dt, NormKind kind, void *y, float *mean, float *rstd, const void *x, const void *weight, const void *bias, float eps, int64_t rows, int64_t channels) { stream_fail(stream, fail("cuda_norm_forward is not written yet")); }
+__attribute__((weak)) void cuda_norm_backward(Stream *stream, Dtype dt, NormKind kind, void *dx, float *dweight, float *dbias, const void *dy, const void *residual, const void *x, const float *mean, const float *rstd, const void *weight, int64_t rows, int64_t channels, bool accumulate) { stream_fail(stream, fail("cuda_norm_backward is not written yet")); }
+__attribute__((weak)) size_t cuda_norm_scratch(Device *device, int64_t rows, int64_t channels) { return 0; }
+__attribute__((weak)) void cuda_attention_forward(Stream *stream, Dtype dt, void *out, float *lse, const void *qkv, AttentionShape shape) { stream_fail(stream, fail("cuda_attention_forward is not written yet")); }
+__attribute__((weak)) void cuda_attention_backward(Stream *stream, Dtype dt, void *dqkv, const void *dout, const void *qkv, const void *out, const float *lse, AttentionShape shape) { stream_fail(stream, fail("cuda_attention_backward is not written yet")); }
+__attribute__((weak)) size_t cuda_attention_scratch(Device *device, Dtype dt, AttentionShape shape) { return 0; }
+__attribute__((weak)) void cuda_attention_decode(Stream *stream, Dtype dt, void *out, void *k_cache, void *v_cache, const void *qkv, AttentionShape shape, int position, int max_positions) { stream_fail(stream, fail("cuda_attention_decode is not written yet")); }
+__attribute__((weak)) void cuda_rope(Stream *stream, Dtype dt, void *qkv, RopeTable table, AttentionShape shape, int first_position, bool inverse) { stream_fail(stream, fail("cuda_rope is not written yet")); }
+__attribute__((weak)) void cuda_gelu_forward(Stream *stream, Dtype dt, void *y, const void *x, int64_t len) { stream_fail(stream, fail("cuda_gelu_forward is not written yet")); }
+__attribute__((weak)) void cuda_gelu_backward(Stream *stream, Dtype dt, void *dx, const void *dy, const void *x, int64_t len) { stream_fail(stream, fail("cuda_gelu_backward is not written yet")); }
+__attribute__((weak)) void cuda_swiglu_forward(Stream *stream, Dtype dt, void *y, const void *gate_up, int64_t rows, int64_t ffn) { stream_fail(stream, fail("cuda_swiglu_forward is not written yet")); }
+__attribute__((weak)) void cuda_swiglu_backward(Stream *stream, Dtype dt, void *dgate_up, const void *dy, const void *gate_up, int64_t rows, int64_t ffn) { stream_fail(stream, fail("cuda_swiglu_backward is not written yet")); }
+__attribute__((weak)) void cuda_cross_entropy(Stream *stream, Dtype dt, float *losses, void *dlogits, int64_t ld_d, const float *logits, int64_t ld, const int32_t *targets, int64_t rows, int64_t vocab, float scale) { stream_fail(stream, fail("cuda_cross_entropy is not written yet")); }
+__attribute__((weak)) void cuda_sum_to_host(Stream *stream, double *sum, const float *values, int64_t len) { stream_fail(stream, fail("cuda_sum_to_host is not written yet")); }
+__attribute__((weak)) void cuda_sumsq_to_host(Stream *stream, float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len) { stream_fail(stream, fail("cuda_sumsq_to_host is not written yet")); }
+__attribute__((weak)) void cuda_convert(Stream *stream, void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len) { stream_fail(stream, fail("cuda_convert is not written yet")); }
+__attribute__((weak)) void cuda_add(Stream *stream, void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len) { stream_fail(stream, fail("cuda_add is not written yet")); }
+__attribute__((weak)) void cuda_adamw(Stream *stream, const AdamwArgs *args) { stream_fail(stream, fail("cuda_adamw is not written yet")); }
