@@ -61,6 +61,10 @@ Status comm_open(Device *device, Stream *compute, const CommOptions *options, Co
 #ifdef HAVE_MPI
     if (device_kind(device) == DEVICE_CPU)
         return comm_open_mpi(device, compute, options, comm);
+#ifdef HAVE_CUDA
+    if (device_kind(device) == DEVICE_CUDA)
+        return comm_open_nccl(device, compute, options, comm);
+#endif
 #endif
     return fail("%d ranks cannot talk to each other on this device with what this program was built with",
                 options->shape.n_ranks);
