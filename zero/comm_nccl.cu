@@ -82,11 +82,11 @@ static void reduce_scatter(Comm *comm, Stream *stream, const char *what, void *s
 
 // ---- opening and closing ----
 
-static void watch(CommNccl *c) {
+static void watch(CommNccl *c, double timeout) {
     CommShape shape = c->base.options.shape;
     int group = c->base.rank / shape.shard_group * shape.shard_group;
-    CommWatch gathers = {group, shape.shard_group, c->base.options.timeout, progress_look, &c->lanes[GATHERS]};
-    CommWatch reductions = {0, shape.n_ranks, c->base.options.timeout, progress_look, &c->lanes[REDUCTIONS]};
+    CommWatch gathers = {group, shape.shard_group, timeout, progress_look, &c->lanes[GATHERS]};
+    CommWatch reductions = {0, shape.n_ranks, timeout, progress_look, &c->lanes[REDUCTIONS]};
     mpi_watch_begin(GATHERS, &gathers);
     mpi_watch_begin(REDUCTIONS, &reductions);
 }
@@ -124,9 +124,12 @@ static Status make_communicators(CommNccl *c) {
     return OK;
 }
 
+enum { CONNECT_SECONDS = 60 };  // at least, whatever --comm-timeout
+
 static Status connect_ranks(CommNccl *c) {
     progress_begin_now(&c->lanes[REDUCTIONS], "connecting the GPUs");
-    watch(c);
+    double timeout = c->base.options.timeout;
+    watch(c, timeout > CONNECT_SECONDS ? timeout : CONNECT_SECONDS);
     Status status = make_communicators(c);
     stop_watching();
     progress_end_now(&c->lanes[REDUCTIONS]);
@@ -135,7 +138,7 @@ static Status connect_ranks(CommNccl *c) {
     c->lanes[GATHERS].comm = c->gather;
     c->lanes[REDUCTIONS].comm = c->inside;
     c->lanes[REDUCTIONS].across = c->across;
-    watch(c);
+    watch(c, timeout);
     return OK;
 }
 
