@@ -124,7 +124,7 @@ static Status make_communicators(CommNccl *c) {
     return OK;
 }
 
-enum { CONNECT_SECONDS = 60 };  // at least, whatever --comm-timeout
+static const double CONNECT_SECONDS = 60;  // at least, whatever --comm-timeout
 
 static Status connect_ranks(CommNccl *c) {
     progress_begin_now(&c->lanes[REDUCTIONS], "connecting the GPUs");
