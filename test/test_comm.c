@@ -433,7 +433,7 @@ static void ranks_results(const CommWorld *world) {
     comm_stop();
 }
 
-// Rank 1 does something wrong while the others gather. `wrong` returns if it shall gather as well, this many elements.
+// Rank 1 does something wrong while the others gather. Returns how many elements it gathers if it comes to that.
 static int64_t do_wrong(const char *how) {
     if (strcmp(how, "absent") == 0)
         sleep(60);
@@ -445,7 +445,7 @@ static int64_t do_wrong(const char *how) {
         fail("the disk is on fire");
         comm_abort(FAILED);
     }
-    return 50;  // "other length"
+    return strcmp(how, "other length") == 0 ? 50 : 100;
 }
 
 static void ignore(int signal_number) {

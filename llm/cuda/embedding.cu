@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS) embed(T *x, const T *token_table, con
 constexpr int OWNER_THREADS = 128, WINDOW = 4 * OWNER_THREADS, MASKS = WINDOW / 32;
 
 template <class T, bool ALIGNED>
-__global__ void __launch_bounds__(OWNER_THREADS)
+__global__ void __launch_bounds__(OWNER_THREADS, 8)
     token_gradient(float *dtoken_table, const T *dx, const int32_t *tokens, int64_t rows, int64_t C, bool accumulate) {
     SHARED(uint32_t, masks, [MASKS]);  // bit l of masks[w]: row 32·w + l of the window holds the token
     SHARED(int, matches, [WINDOW]);    // those rows in order

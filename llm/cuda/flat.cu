@@ -95,7 +95,6 @@ __global__ void __launch_bounds__(THREADS) sum_squares(float *tile_sums, const v
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * TILES_A_BLOCK; first < tiles; first += step) {
         const int64_t begin = (first + warp) * SUMSQ_TILE;
         float squares[PACK] = {};
-#pragma unroll 4
         for (int64_t i = begin + lane * PACK; i < begin + SUMSQ_TILE; i += SUMSQ_LANES) {
             float v[PACK];
             load_any<ALIGNED>(v, values, dtype, i, len);

@@ -16,8 +16,10 @@ static dim3 norm_block(int64_t channels, int n) {
     return dim3(static_cast<unsigned>(x), static_cast<unsigned>(x < THREADS ? THREADS / x : 1));
 }
 
-// A block has at most 1,024 threads; rows of more than 8,192 channels take two packs a thread.
-constexpr int64_t ONE_PACK = 1024 * PACK, MOST_CHANNELS = 2 * ONE_PACK;
+// Rows of up to 8,192 channels fit a block of 1,024 threads, which leaves each 64 registers: enough for one pack. Wider
+// ones take two packs a thread; their registers spill into the first-level cache, which beats reading rows twice.
+constexpr int MOST_THREADS = 1024;
+constexpr int64_t ONE_PACK = MOST_THREADS * PACK, MOST_CHANNELS = 2 * ONE_PACK;
 static bool too_wide(Stream *stream, int64_t channels) {
     if (channels > MOST_CHANNELS)
         stream_fail(stream, fail("norm on CUDA: a row of %lld channels; at most %lld fit the registers of a block",
@@ -27,8 +29,9 @@ static bool too_wide(Stream *stream, int64_t channels) {
 
 // The variance gets a pass of its own over the registers: exact also where |mean| ≫ deviation.
 template <class T, bool LAYER, bool ALIGNED, int N>
-__global__ void norm_forward(T *y, float *mean_out, float *rstd_out, const T *x, const T *weight, const T *bias,
-                             float eps, int64_t rows, int64_t channels) {
+__global__ void __launch_bounds__(MOST_THREADS)
+    norm_forward(T *y, float *mean_out, float *rstd_out, const T *x, const T *weight, const T *bias, float eps,
+                 int64_t rows, int64_t channels) {
     SHARED(float, sums, [2][MAX_WARPS]);
     const int64_t i = static_cast<int64_t>(threadIdx.x) * N, step = static_cast<int64_t>(gridDim.x) * blockDim.y;
     float w[N], b[N] = {};
@@ -74,8 +77,9 @@ __global__ void norm_forward(T *y, float *mean_out, float *rstd_out, const T *x,
 // partials (blocks, LAYER ? 2 : 1, blockDim.x·N): dweight, then dbias. The residual may be dx: a thread reads its pack
 // before it writes it.
 template <class T, bool LAYER, bool ALIGNED, int N>
-__global__ void norm_backward(T *dx, float *partials, const T *dy, const T *residual, const T *x, const float *mean,
-                              const float *rstd, const T *weight, int64_t rows, int64_t channels, int64_t block_rows) {
+__global__ void __launch_bounds__(MOST_THREADS)
+    norm_backward(T *dx, float *partials, const T *dy, const T *residual, const T *x, const float *mean,
+                  const float *rstd, const T *weight, int64_t rows, int64_t channels, int64_t block_rows) {
     SHARED(float, sums, [2][2 * MAX_WARPS]);
     const int64_t i = static_cast<int64_t>(threadIdx.x) * N;
     const int64_t block_first = blockIdx.x * block_rows, block_end = min(block_first + block_rows, rows);
@@ -85,11 +89,9 @@ __global__ void norm_backward(T *dx, float *partials, const T *dy, const T *resi
     for (int64_t first = block_first; first < block_end; first += blockDim.y, turn ^= 1) {
         const int64_t row = first + threadIdx.y, end = row < block_end ? channels : 0, at = row * channels;
         const float row_mean = LAYER && end ? mean[row] : 0.0f, row_rstd = end ? rstd[row] : 0.0f;
-        float xhat[N], d[N], skip[N] = {}, both[2] = {0.0f, 0.0f};
+        float xhat[N], d[N], both[2] = {0.0f, 0.0f};
         load<ALIGNED>(xhat, x + at, i, end);
         load<ALIGNED>(d, dy + at, i, end);
-        if (residual)
-            load<ALIGNED>(skip, residual + at, i, end);
 #pragma unroll
         for (int k = 0; k < N; k++) {
             xhat[k] = (xhat[k] - row_mean) * row_rstd;
@@ -105,7 +107,13 @@ __global__ void norm_backward(T *dx, float *partials, const T *dy, const T *resi
         const float avg_dn = LAYER ? both[1] / static_cast<float>(channels) : 0.0f;
 #pragma unroll
         for (int k = 0; k < N; k++)
-            d[k] = fmaf(row_rstd, fmaf(-xhat[k], avg_dot, d[k] - avg_dn), skip[k]);
+            d[k] = row_rstd * fmaf(-xhat[k], avg_dot, d[k] - avg_dn);
+        if (residual) {
+            load<ALIGNED>(xhat, residual + at, i, end);
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                d[k] += xhat[k];
+        }
         store<ALIGNED>(dx + at, i, end, d);
     }
 
