@@ -410,7 +410,7 @@ static Status open_model(Run *r) {
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
     CommShape shape;
     TRY(options_shape(c, &r->world, device_kind(r->device), &shape));
-    CommOptions comm = options_comm(c, &r->layout, shape);
+    CommOptions comm = options_comm(c, &r->layout, shape, device_kind(r->device));
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));

@@ -40,7 +40,7 @@ static Status open_bench(Bench *b, int argc, char **argv) {
     TRY(device_open(&device, &b->device));
     TRY(stream_create(b->device, STREAM_COMPUTE, "compute", &b->stream));
     TRY(options_shape(&b->config, &b->world, device.kind, &b->shape));
-    CommOptions options = options_comm(&b->config, &b->layout, b->shape);
+    CommOptions options = options_comm(&b->config, &b->layout, b->shape, device.kind);
     TRY(comm_open(b->device, b->stream, &options, &b->comm));
     int64_t longest = 0;
     for (int u = 0; u < b->layout.n_units; u++)

@@ -86,6 +86,11 @@ CommShape comm_shape(const Comm *comm);
 void comm_set_step(Comm *comm, int64_t step);  // for messages; 0: outside of any step
 int64_t comm_step(const Comm *comm);
 
+// Memory of the device in which collectives will be made again and again: the transport may map it once (NCCL's user
+// buffer registration). All ranks register the same memory in the same order, and forget it before they free it.
+Status comm_register(Comm *comm, void *memory, size_t bytes);
+void comm_unregister(Comm *comm, const void *memory);  // NULL, and what was not registered, is fine
+
 // full (S·len) = the group's shards (len) in rank order. `shard` may lie inside `full` at its own place. `what` names
 // the collective in messages ("unit 3").
 void comm_all_gather(Comm *comm, Stream *stream, const char *what, void *full, const void *shard, int64_t len,

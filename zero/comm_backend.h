@@ -16,6 +16,8 @@ typedef struct CommBackend {
     Status (*broadcast)(Comm *comm, const char *what, void *data, size_t bytes, int root);
     Status (*barrier)(Comm *comm, const char *what);
     double (*cpu_seconds)(void);  // NULL: no thread of its own
+    Status (*register_memory)(Comm *comm, void *memory, size_t bytes);  // NULL, as the next: nothing to do
+    void (*unregister_memory)(Comm *comm, const void *memory);
 } CommBackend;
 
 struct Comm {

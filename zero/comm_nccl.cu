@@ -40,7 +40,7 @@ void nccl_end(const NcclCall *call) {
     }
 }
 
-static Status nccl_fail(const char *doing, ncclResult_t result) {
+Status nccl_fail(const char *doing, ncclResult_t result) {
     return fail("%s failed: NCCL says \"%s\" (%s)", doing, ncclGetErrorString(result), ncclGetLastError(nullptr));
 }
 
@@ -139,7 +139,7 @@ static Status connect_ranks(CommNccl *c) {
     c->lanes[REDUCTIONS].comm = c->inside;
     c->lanes[REDUCTIONS].across = c->across;
     watch(c, timeout);
-    return OK;
+    return comm_register(&c->base, c->staging, comm_staging_bytes(&c->base.options));
 }
 
 static Status open_all(CommNccl *c) {
@@ -164,6 +164,7 @@ static Status open_all(CommNccl *c) {
 static void close_comm(Comm *comm) {
     CommNccl *c = comm_nccl(comm);
     stop_watching();
+    nccl_unregister(comm, c->staging);
     stream_destroy(c->sums);
     stream_destroy(c->stand_in);
     for (ncclComm_t nccl : {c->across, c->inside == c->world ? nullptr : c->inside, c->gather, c->world})
@@ -190,6 +191,8 @@ static const CommBackend nccl_backend = {
     .broadcast = mpi_broadcast,
     .barrier = mpi_barrier,
     .cpu_seconds = mpi_thread_cpu_seconds,
+    .register_memory = nccl_register,
+    .unregister_memory = nccl_unregister,
 };
 
 extern "C" Status comm_open_nccl(Device *device, Stream *compute, const CommOptions *options, Comm **comm) {

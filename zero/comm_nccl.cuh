@@ -1,7 +1,8 @@
 // comm_nccl: what the files of the NCCL implementation share.
 //
 // Opening and closing, the way of a collective: comm_nccl.cu. Reductions in rank order: comm_nccl_reduce.cu, with the
-// kernels of comm_nccl_sum.cu; by NCCL's own: comm_nccl_native.cu. How far collectives are: comm_nccl_progress.cu.
+// kernels of comm_nccl_sum.cu; by NCCL's own: comm_nccl_native.cu. How far collectives are: comm_nccl_progress.cu. Memory
+// that NCCL maps once: comm_nccl_register.cu.
 //
 // All-gathers and reductions have communicators of their own, so that they can travel at the same time. All ranks
 // enqueue in the same order; NCCL is told to keep it on the device (NCCL_LAUNCH_ORDER_IMPLICIT), because two
@@ -36,6 +37,13 @@ typedef struct NcclLane {
     NcclProgress *progress;
 } NcclLane;
 
+// Memory that NCCL has mapped once (ncclCommRegister), by communicator.
+enum { MAX_REGISTERED = 16 };
+typedef struct NcclRegistered {
+    const void *memory;
+    void *handles[4];
+} NcclRegistered;
+
 typedef struct CommNccl {
     Comm base;
     ncclComm_t world;   // all ranks: reductions in rank order, and what the others are split from
@@ -47,6 +55,8 @@ typedef struct CommNccl {
     // Collectives that are called on the compute stream run on this one. Compute waits for it, and that wait is counted.
     Stream *stand_in;
     Event *called, *returned;
+    NcclRegistered registered[MAX_REGISTERED];
+    int n_registered;
     // reductions
     const Stream *reduces;  // the stream that owns the staging
     char *staging;
@@ -73,6 +83,7 @@ bool nccl_begin(CommNccl *comm, int lane, Collective collective, Stream *stream,
 void nccl_end(const NcclCall *call);
 // What NCCL says of a call becomes the caller's stream's error.
 void nccl_check(const NcclCall *call, ncclResult_t result);
+Status nccl_fail(const char *doing, ncclResult_t result);
 ncclDataType_t nccl_type(Dtype dtype);
 
 // Piece by piece, in rank order and in fp32, as comm_mpi.
@@ -80,6 +91,11 @@ void nccl_reduce_in_order(const NcclCall *call, void *shard, Dtype shard_dtype, 
 // With ncclReduceScatter and ncclAllReduce.
 void nccl_reduce_natively(const NcclCall *call, void *shard, Dtype shard_dtype, const float *full, int64_t len,
                           bool add);
+
+// ---- comm_nccl_register.cu ----
+
+Status nccl_register(Comm *comm, void *memory, size_t bytes);
+void nccl_unregister(Comm *comm, const void *memory);
 
 // ---- comm_nccl_progress.cu ----
 

@@ -50,11 +50,14 @@ Status options_shape(const Config *c, const CommWorld *world, DeviceKind kind, C
     return comm_shape_make(world, c->shard_group, c->deterministic ? 0 : one_level, shape);
 }
 
-CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
+// Messages between GPUs must be long: each exchange costs some ten microseconds, in which a link moves megabytes.
+enum { GPU_PIECE_BYTES = 8 << 20 };
+
+CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape, DeviceKind kind) {
     int64_t longest = 0;
     for (int u = 0; u < layout->n_units; u++)
         longest = layout->units[u].shard_len > longest ? layout->units[u].shard_len : longest;
     return (CommOptions){
         .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = longest, .timeout = c->comm_timeout,
-        .native = !c->deterministic};
+        .piece_bytes = kind == DEVICE_CUDA ? GPU_PIECE_BYTES : 0, .native = !c->deterministic};
 }
