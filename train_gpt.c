@@ -409,8 +409,8 @@ static Status open_model(Run *r) {
     OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
     CommShape shape;
-    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
-    CommOptions comm = options_comm(c, &r->layout, shape);
+    TRY(options_shape(c, &r->world, device_kind(r->device), &shape));
+    CommOptions comm = options_comm(c, &r->layout, shape, device_kind(r->device));
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
@@ -517,7 +517,7 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     PlanChoice choices[PLAN_CHOICES];
     PlanInput input;
     Plan plan;
-    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
+    TRY(options_shape(c, &r->world, device_kind(r->device), &shape));
     TRY(plan_model(c, r->device, &r->layout, shape, true, choices, &input));
     if (input.device_memory == 0) {
         input.device_memory = device_memory_size(r->device);

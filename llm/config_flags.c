@@ -116,7 +116,7 @@ const Flag flags[] = {
     {"overlap", GROUP_ZERO, FIELD(overlap), "on|off", "on", 0, 0, 0, 0,
      "communicate while computing; the same bits either way"},
     {"deterministic", GROUP_ZERO, FIELD(deterministic), "on|off", "on", 0, 0, 0, 0,
-     "reduce in a fixed order, so that runs repeat bit for bit"},
+     "off, with several GPUs: NCCL chooses the order of sums, and runs do not repeat bit for bit"},
 
     {"recompute", GROUP_MEMORY, FIELD(recompute), "none|selective|full", "none", 0, 0, 0, 0,
      "forget activations and compute them again in backward; the same bits"},

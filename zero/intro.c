@@ -38,6 +38,9 @@ Status introduce(const Intro *r, RunLog *log) {
         log_line(log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
     log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
              c->micro_batch, c->grad_accum, n_ranks, c->seq_len);
+    if (!c->deterministic)
+        log_line(log, "sums     of gradients over ranks in an order of NCCL's choice (--deterministic off): runs do not "
+                      "repeat bit for bit");
     double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
     log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
              r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);

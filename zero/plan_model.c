@@ -9,7 +9,7 @@ static const PlanChoice recomputes[] = {[RECOMPUTE_SELECTIVE] = {.change = "--re
 Status plan_model(const Config *config, Device *device, const Layout *layout, CommShape shape, bool others,
                   PlanChoice choices[PLAN_CHOICES], PlanInput *input) {
     ModelOptions model = options_model(config);
-    CommOptions comm = options_comm(config, layout, shape);
+    CommOptions comm = options_comm(config, layout, shape, device_kind(device));
     *input = plan_input(config, layout, layout->n_ranks);
     input->staging_bytes = comm_staging_bytes(&comm);
     input->choices = choices;
