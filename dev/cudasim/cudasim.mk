@@ -68,7 +68,7 @@ $(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
 # What test/test_cudasim.py and test/test_cuda.py run.
 .PHONY: cudasim_tests cuda_tests
 cudasim_tests: $(foreach mode,$(SIM_MODES),$(SIM_PROGRAMS:%=$(SIM_BUILD)/$(mode)/test/cudasim/%))
-cuda_tests: $(foreach mode,$(SIM_MODES),$(foreach program,train_gpt test/test_device test/test_ops,$(SIM_BUILD)/$(mode)/$(program)))
+cuda_tests: $(foreach mode,$(SIM_MODES),$(foreach program,train_gpt test/test_device test/test_ops test/test_attention,$(SIM_BUILD)/$(mode)/$(program)))
 tests: cudasim_tests cuda_tests
 
 endif
