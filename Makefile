@@ -13,6 +13,7 @@ VARIANT := $(filter-out gcc,$(CC))$(if $(filter 0,$(ONEDNN)),-openblas)$(if $(fi
 BUILD := build/$(if $(SANITIZE),sanitize,release)$(if $(DEBUG),-debug)$(addprefix -,$(VARIANT:-%=%))
 FOUND := $(BUILD)/found.mk
 PROBE := scripts/probe.sh
+PYTHON ?= /usr/bin/python3# the one that Debian's packages install into
 
 WARN := -Wall -Wextra -Wshadow -Werror -Wno-psabi
 # No fast-math anywhere: results are promised bit for bit. Contraction is off so that a fused multiply-add happens where the
@@ -97,10 +98,10 @@ tests: $(TESTS) $(BUILD)/train_gpt $(BUILD)/train_gpt_hooks
 test: tests
 	@BUILD=$(BUILD) scripts/run_tests.sh
 bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
-	@/usr/bin/env python3 dev/bench.py --build $(BUILD) && $(BUILD)/dev/bench_loader
+	@$(PYTHON) dev/bench.py --build $(BUILD) && $(BUILD)/dev/bench_loader
 # Two ranks beside one, overlap and the planner's seconds between two hosts, as ratios (root for the hosts; half an hour)
 bench-zero: $(BUILD)/train_gpt $(BUILD)/dev/bench_comm
-	@/usr/bin/env python3 dev/bench_zero.py --build $(BUILD)
+	@$(PYTHON) dev/bench_zero.py --build $(BUILD)
 format:
 	@clang-format -i $(shell git ls-files '*.c' '*.h')
 clean:

@@ -34,6 +34,7 @@ typedef struct Run {
     Config config;
     Schedule schedule;
     Device *device;
+    char device_why[256];     // how --device auto came to it
     Stream *compute, *gather, *reduce;
     CommWorld world;          // who this rank is
     Comm *comm;
@@ -391,9 +392,7 @@ static Status open_data(Run *r) {
 
 static Status open_device(Run *r) {
     const Config *c = &r->config;
-    DeviceOptions options = {.kind = c->device == CHOOSE_CUDA ? DEVICE_CUDA : DEVICE_CPU, .threads = c->threads,
-                             .local_rank = r->world.local_rank, .local_size = r->world.local_size, .memory_limit = c->device_memory};
-    TRY(device_open(&options, &r->device));
+    TRY(options_open_device(c, &r->world, &r->device, r->device_why, sizeof r->device_why));
     TRY(stream_create(r->device, STREAM_COMPUTE, "compute", &r->compute));
     if (!c->overlap) {  // the same calls, one after another
         r->gather = r->reduce = r->compute;
@@ -544,9 +543,7 @@ static Status run_export(const Config *c) {
 static Status run_plan(Run *r) {
     const Config *c = &r->config;
     ClusterSpeed speed = {.flops = c->plan_flops, .bytes_per_s = c->plan_bandwidth / 8}, measured = {0};
-    DeviceOptions device = {.kind = DEVICE_CPU, .threads = c->threads, .local_rank = r->world.local_rank,
-                            .local_size = r->world.local_size};
-    TRY(device_open(&device, &r->device));
+    TRY(options_open_device(c, &r->world, &r->device, r->device_why, sizeof r->device_why));
     if (c->measure)
         TRY(measure_speed(r->device, &r->world, c->dtype, &measured));
     if (speed.flops == 0)
@@ -588,8 +585,8 @@ static Status run_training(Run *r) {
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
-                   .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
+    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .device_why = r->device_why, .comm = r->comm,
+                   .zero = options_zero(c), .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
     memcpy(intro.predicted, predicted, sizeof intro.predicted);
     TRY(introduce(&intro, r->log));

@@ -125,7 +125,7 @@ const Flag flags[] = {
     {"head-chunk", GROUP_MEMORY, FIELD(head_chunk), "TOKENS", 0, "chosen for speed", 1, 1 << 24, 0,
      "rows of logits that exist at a time; the same bits"},
 
-    {"device", GROUP_RUN, FIELD(device), "auto|cpu|cuda", "auto", 0, 0, 0, 0, "auto: CUDA where there is a GPU"},
+    {"device", GROUP_RUN, FIELD(device), "auto|cpu|cuda", "auto", 0, 0, 0, 0, "auto: the GPU if one answers, else the CPU"},
     {"threads", GROUP_RUN, FIELD(threads), "N", 0, "the cores that this rank may use", 1, 4096, 0,
      "compute threads on the CPU"},
     {"out", GROUP_RUN, FIELD(out), "DIR", 0, "none: no log file, no checkpoints", 0, 0, 0,

@@ -20,7 +20,7 @@ Status device_open(const DeviceOptions *options, Device **device_out) {
     *device_out = NULL;
     const DeviceBackend *backend = backend_of(options->kind);
     if (!backend)
-        return fail("this program was built without CUDA; use --device cpu");
+        return fail("this program was built without CUDA");
     Device *device = calloc(1, sizeof *device);
     if (!device)
         return fail("out of host memory");

@@ -32,6 +32,8 @@ Status introduce(const Intro *r, RunLog *log) {
         log_line(log, "         the config.json asks for dropout; this program trains without it");
     log_line(log, "device   %s%s", device_name(r->device),
              device_has_native(r->device, c->dtype) ? "" : "; it has no arithmetic of this dtype: operands are converted to fp32 tile by tile");
+    if (*r->device_why)
+        log_line(log, "         --device auto: %s", r->device_why);
     if (isfinite(r->peak_flops))
         log_line(log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
     log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,

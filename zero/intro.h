@@ -10,6 +10,7 @@ typedef struct Intro {
     const Config *config;
     const Layout *layout;
     Device *device;
+    const char *device_why;         // how --device auto came to it; "": the user has chosen
     Comm *comm;
     ZeroOptions zero;
     double peak_flops;              // measured matmul FLOP/s of this rank's device; NAN: not measured

@@ -1,5 +1,27 @@
 #include "zero/options.h"
 
+#include <stdio.h>
+
+Status options_open_device(const Config *c, const CommWorld *world, Device **device, char *why, size_t why_bytes) {
+    DeviceOptions options = {.kind = DEVICE_CPU, .threads = c->threads, .local_rank = world->local_rank,
+                             .local_size = world->local_size, .memory_limit = c->device_memory};
+    *why = '\0';
+    if (c->device == CHOOSE_CPU)
+        return device_open(&options, device);
+    options.kind = DEVICE_CUDA;
+    Status status = device_open(&options, device);
+    if (c->device == CHOOSE_CUDA)
+        return status == OK ? OK : fail_context(status, "--device cuda");
+    if (status == OK)
+        snprintf(why, why_bytes, "a GPU answers");
+    if (status != FAILED)  // more ranks than GPUs: the user decides
+        return status;
+    snprintf(why, why_bytes, "the CPU, as %s", status_message());
+    status_clear();
+    options.kind = DEVICE_CPU;
+    return device_open(&options, device);
+}
+
 ModelOptions options_model(const Config *c) {
     return (ModelOptions){.config = c->model,
                           .dtype = c->dtype,

@@ -4,6 +4,10 @@
 
 #include "zero/params.h"
 
+// Open the device that --device means: with `auto` the GPU if one answers, else the CPU; `why` says which of both and why,
+// and is empty where the user has chosen.
+Status options_open_device(const Config *config, const CommWorld *world, Device **device, char *why, size_t why_bytes);
+
 ModelOptions options_model(const Config *config);
 ZeroOptions options_zero(const Config *config);
 CommOptions options_comm(const Config *config, const Layout *layout, CommShape shape);

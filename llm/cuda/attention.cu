@@ -15,7 +15,15 @@ void cuda_attention_forward(Stream *stream, Dtype dt, void *out, float *lse, con
         return;
     with_dtype(dt, [&](auto type) {
         using T = decltype(type);
-        attention_general_forward(s, static_cast<T *>(out), lse, static_cast<const T *>(qkv), shape);
+        T *o = static_cast<T *>(out);
+        const T *x = static_cast<const T *>(qkv);
+        if constexpr (sizeof(T) == 2) {
+            if (shape.head_dim == 64)
+                return attention_mma_forward<T, 64>(s, o, lse, x, shape);
+            if (shape.head_dim == 128)
+                return attention_mma_forward<T, 128>(s, o, lse, x, shape);
+        }
+        attention_general_forward(s, o, lse, x, shape);
     });
     cuda_end(stream, "attention_forward");
 }
@@ -30,8 +38,15 @@ void cuda_attention_backward(Stream *stream, Dtype dt, void *dqkv, const void *d
         return;
     with_dtype(dt, [&](auto type) {
         using T = decltype(type);
-        attention_general_backward(s, static_cast<T *>(dqkv), delta, static_cast<const T *>(dout),
-                                   static_cast<const T *>(qkv), static_cast<const T *>(out), lse, shape);
+        T *dx = static_cast<T *>(dqkv);
+        const T *d = static_cast<const T *>(dout), *x = static_cast<const T *>(qkv), *o = static_cast<const T *>(out);
+        if constexpr (sizeof(T) == 2) {
+            if (shape.head_dim == 64)
+                return attention_mma_backward<T, 64>(s, dx, delta, d, x, o, lse, shape);
+            if (shape.head_dim == 128)
+                return attention_mma_backward<T, 128>(s, dx, delta, d, x, o, lse, shape);
+        }
+        attention_general_backward(s, dx, delta, d, x, o, lse, shape);
     });
     cuda_end(stream, "attention_backward");
 }

@@ -47,5 +47,10 @@ void attention_general_forward(cudaStream_t s, T *out, float *lse, const T *qkv,
 template <class T>
 void attention_general_backward(cudaStream_t s, T *dqkv, float *delta, const T *dout, const T *qkv, const T *out,
                                 const float *lse, AttentionShape shape);
+template <class T, int D>  // bf16 and fp16; 64 and 128
+void attention_mma_forward(cudaStream_t s, T *out, float *lse, const T *qkv, AttentionShape shape);
+template <class T, int D>
+void attention_mma_backward(cudaStream_t s, T *dqkv, float *delta, const T *dout, const T *qkv, const T *out,
+                            const float *lse, AttentionShape shape);
 
 #endif
