@@ -220,7 +220,8 @@ void cuda_norm_forward(Stream *stream, Dtype dt, NormKind kind, void *y, float *
     with_norm(dt, kind, aligned16(y, x, weight, bias), channels, [&](auto t, auto layer, auto aligned, auto n) {
         using T = decltype(t);
         const dim3 block = norm_block(channels, n);
-        const int64_t blocks = ceil_div(rows, block.y), most = flat_grid(stream, rows * block.x);
+        // No more blocks than run at a time: each reads the weights.
+        const int64_t blocks = ceil_div(rows, block.y), most = 4 * static_cast<int64_t>(cuda_multiprocessors(stream));
         const unsigned grid = static_cast<unsigned>(blocks < most ? blocks : most);
         LAUNCH((norm_forward<T, decltype(layer)::value, decltype(aligned)::value, decltype(n)::value>),
                (grid, block, 0, s), static_cast<T *>(y), mean, rstd, static_cast<const T *>(x),
