@@ -88,7 +88,7 @@ typedef struct Rank {
     StateView view;
     float *state[STATE_KINDS][TOY_UNITS];
     RunState run;
-    Saver *saver;   // JOB_START to JOB_FINISH
+    Saver *saver;   // JOB_START opens it, ranks_close closes it
     Device *device;
     int n_reports;  // saves that ended
     bool saved;     // the last of them
@@ -152,6 +152,8 @@ static void ranks_close(Rank *ranks, int n) {
     pthread_barrier_destroy(&ranks[0].comm.world->barrier);
     free(ranks[0].comm.world);
     for (int r = 0; r < n; r++) {
+        saver_close(ranks[r].saver);
+        device_close(ranks[r].device);
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
             for (int u = 0; u < TOY_UNITS; u++)
                 free(ranks[r].state[kind][u]);
@@ -225,14 +227,6 @@ static Status start_save(Rank *rank, const Job *job) {
     return saver_start(rank->saver, &job->run, &rank->run);
 }
 
-static Status finish_save(Rank *rank) {
-    TRY(saver_finish(rank->saver));
-    saver_close(rank->saver);
-    rank->saver = NULL;
-    device_close(rank->device);
-    return OK;
-}
-
 static void *rank_thread(void *argument) {
     Rank *rank = argument;
     const Job *job = rank->job;
@@ -252,7 +246,7 @@ static void *rank_thread(void *argument) {
             rank->status = start_save(rank, job);
             break;
         case JOB_FINISH:
-            rank->status = finish_save(rank);
+            rank->status = saver_finish(rank->saver);
             break;
     }
     strcpy(rank->message, status_message());

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "zero/checkpoint_save.h"
+#include "zero/durable.h"
 
 typedef enum Phase { IDLE, WRITING, COMMITTING } Phase;  // of the save under way, on every rank alike
 
@@ -20,7 +21,7 @@ struct Saver {
     const StateView *live;
     StateView copy;                     // of the snapshot
     float *snapshot;                    // the shards, unit by unit and kind by kind; NULL: saves are streamed
-    int64_t *unit_begin;                // (n_units) where a unit's shards begin in it
+    int64_t *unit_begin;                // (n_units) where a unit's shards begin in it; see shard_room
     // The save under way:
     Phase phase;
     Save *save;
@@ -37,11 +38,17 @@ struct Saver {
 
 // ---- snapshot ----
 
+// Each shard begins at a page, from which it can be written past the page cache.
+static int64_t shard_room(const Layout *layout, int u) {
+    int64_t page = DIRECT_BYTES / sizeof(float);
+    return (layout->units[u].shard_len + page - 1) / page * page;
+}
+
 static int64_t snapshot_len(const Layout *layout, const bool has[STATE_KINDS]) {
     int64_t len = 0;
     for (int u = 0; u < layout->n_units; u++)
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
-            len += has[kind] ? layout->units[u].shard_len : 0;
+            len += has[kind] ? shard_room(layout, u) : 0;
     return len;
 }
 
@@ -54,13 +61,12 @@ size_t saver_snapshot_bytes(const Layout *layout, const bool has[STATE_KINDS]) {
 static float *snapshot_at(const Saver *s, StateKind kind, int u) {
     float *at = s->snapshot + s->unit_begin[u];
     for (StateKind before = 0; before < kind; before++)
-        at += s->live->has[before] ? s->layout->units[u].shard_len : 0;
+        at += s->live->has[before] ? shard_room(s->layout, u) : 0;
     return at;
 }
 
-static Status fetch_copy(void *context, StateKind kind, int u, int64_t begin, int64_t len, float *to) {
-    memcpy(to, snapshot_at(context, kind, u) + begin, (size_t)len * sizeof *to);
-    return OK;
+static const float *look_at_copy(void *context, StateKind kind, int u, int64_t begin) {
+    return snapshot_at(context, kind, u) + begin;
 }
 
 static Status take_snapshot(Saver *s) {
@@ -90,13 +96,10 @@ static Status open_snapshot(Saver *s) {
     for (int u = 0; u < layout->n_units; u++) {
         s->unit_begin[u] = begin;
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
-            begin += s->live->has[kind] ? layout->units[u].shard_len : 0;
+            begin += s->live->has[kind] ? shard_room(layout, u) : 0;
     }
-    s->copy = *s->live;
-    s->copy.context = s;
-    s->copy.fetch = fetch_copy;
-    s->copy.store = NULL;
-    s->copy.staging = s->snapshot + begin;
+    s->copy = (StateView){.context = s, .look = look_at_copy, .staging = s->snapshot + begin};
+    memcpy(s->copy.has, s->live->has, sizeof s->copy.has);
     return OK;
 }
 
