@@ -186,7 +186,12 @@ static void printed_table(void **state) {
     assert_prints(&in, (const char *const[]){"12Ψ", "8Ψ + 4Ψ/N", "4Ψ + 8Ψ/N", "12Ψ/N", "SGD", NULL});
     in = (PlanInput){
         .layout = &three_ranks, .n_params = 5000, .n_ranks = 3, .group = 3, .choices = &as_given, .n_choices = 1};
-    assert_prints(&in, (const char *const[]){"slots", "activations", "workspace", "data", "total", "1000 B", NULL});
+    assert_prints(&in, (const char *const[]){"slots", "activations", "workspace", "data", "total", "1000 B",
+                                             "saves: streamed while the step waits (--checkpoint-async off)", NULL});
+    in.async = CHOICE_AUTO;
+    in.snapshot_bytes = 4321;
+    in.device_is_host = true;
+    assert_prints(&in, (const char *const[]){"host: snapshot of a save", "4321 B", "saves: asynchronous", NULL});
 }
 
 static void advice_is_the_cheapest_change(void **state) {

@@ -187,6 +187,18 @@ static void print_heading(FILE *file, const PlanInput *in) {
     print_stages(file);
 }
 
+// One sentence, if the stage is chosen or all are alike; else the row above says it.
+static void print_saves(const PlanInput *in, const Plan *plan, FILE *file) {
+    bool alike = true;
+    for (int stage = 1; stage < PLAN_STAGES; stage++)
+        alike &= plan->async[stage] == plan->async[0];
+    if (in->stage == PLAN_NO_STAGE && !alike)
+        return;
+    char text[256];
+    plan_describe_saves(in, plan, in->stage == PLAN_NO_STAGE ? 0 : in->stage, text, sizeof text);
+    fprintf(file, "saves: %s\n", text);
+}
+
 void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
     static const MemoryCategory states[] = {MEM_PARAMETERS, MEM_GRADIENTS, MEM_OPTIMIZER};
     static const MemoryCategory others[] = {MEM_SLOTS, MEM_ACTIVATIONS, MEM_WORKSPACE, MEM_STAGING, MEM_DATA};
@@ -219,6 +231,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
         for (int stage = 0; stage < PLAN_STAGES; stage++)
             row[stage] = (double)plan->snapshot[stage];
         print_bytes_row(file, "host: snapshot of a save", row);
+        print_saves(in, plan, file);
     } else {
         fprintf(file,
                 "Padding, slots, activations and workspace depend on the model: plan with --model to see them.\n");
