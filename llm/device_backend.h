@@ -28,7 +28,7 @@ typedef struct DeviceBackend {
     bool (*event_done)(const Event *event);
 } DeviceBackend;
 
-extern const DeviceBackend cpu_backend;
+extern const DeviceBackend cpu_backend, cuda_backend;
 
 typedef struct Allocation {
     void *memory;

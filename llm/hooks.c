@@ -77,4 +77,9 @@ void hook_flip(Stream *stream, int rank, int unit, int64_t step, void *parameter
     char *address = (char *)parameters + (size_t)element * dtype_bytes(dtype);
     stream_call(stream, flip, &address, sizeof address);
 }
+
+int hook_host_group(int ranks) {
+    const char *text = getenv("ZERO_HOOK_HOST_GROUP");
+    return text ? atoi(text) : ranks;
+}
 #endif

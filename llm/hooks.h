@@ -8,6 +8,7 @@
 //     ZERO_HOOK_GRADIENT="rank unit step steps element x"    the local gradient's element is x in `steps` steps from
 //                                                            `step` on, in each of their micro-batches
 //     ZERO_HOOK_FLIP="rank unit step element"                the lowest bit of one parameter is flipped after a step
+//     ZERO_HOOK_HOST_GROUP=G                                 the order of sums is that of hosts of G ranks
 #ifndef LLM_HOOKS_H
 #define LLM_HOOKS_H
 
@@ -26,6 +27,8 @@ void hook_poison_gaps(Stream *stream, const UnitSpec *unit, int64_t full_len, vo
 // On the stream, if the environment asks for it at this place: the two faults above.
 void hook_gradient(Stream *stream, int rank, int unit, int64_t step, float *gradient);
 void hook_flip(Stream *stream, int rank, int unit, int64_t step, void *parameters, Dtype dtype);
+
+int hook_host_group(int ranks);  // what to take for the ranks of each host
 #else
 enum { HOOKS = 0 };
 
@@ -45,6 +48,9 @@ static inline void hook_gradient(Stream *stream, int rank, int unit, int64_t ste
 }
 static inline void hook_flip(Stream *stream, int rank, int unit, int64_t step, void *parameters, Dtype dtype) {
     (void)stream, (void)rank, (void)unit, (void)step, (void)parameters, (void)dtype;
+}
+static inline int hook_host_group(int ranks) {
+    return ranks;
 }
 #endif
 
