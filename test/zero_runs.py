@@ -44,9 +44,9 @@ def pairs(config):
     return set(itertools.combinations(sorted(config.items(), key=lambda item: item[0]), 2))
 
 
-def covering_classes():
-    """Few choices of BITS that contain every pair of values of two factors. Deterministic, greedy."""
-    everything = [dict(zip(BITS, values)) for values in itertools.product(*BITS.values())]
+def covering(factors):
+    """Few configurations that contain every pair of values of two factors. Deterministic, greedy."""
+    everything = [dict(zip(factors, values)) for values in itertools.product(*factors.values())]
     random.Random(7).shuffle(everything)  # else the first factors hardly change
     missing = set().union(*(pairs(config) for config in everything))
     chosen = []
@@ -62,7 +62,7 @@ def covering_set():
     variants = [dict(zip(SAME, values)) for values in itertools.product(*SAME.values())]
     random.Random(8).shuffle(variants)
     covered, result = set(), []
-    for bits in covering_classes():
+    for bits in covering(BITS):
         runs = []
         for stage in STAGES:
             best = max(variants, key=lambda same: len(pairs({**bits, **same, "stage": stage}) - covered))
