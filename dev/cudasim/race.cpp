@@ -290,8 +290,9 @@ void set_state(const void *p, size_t bytes, Cell::State state) {
 
 }  // namespace
 
+// Pinned memory counts as initialised: what the host writes by memset or a system call is not seen.
 void race_allocate(const void *memory, size_t bytes) {
-    set_state(memory, bytes, Cell::FRESH);
+    set_state(memory, bytes, pinned_memory().contains(memory) ? Cell::WRITTEN : Cell::FRESH);
 }
 void race_release(const void *memory, size_t bytes) {
     set_state(memory, bytes, Cell::NOWHERE);
