@@ -41,7 +41,8 @@ void nccl_end(const NcclCall *call) {
 }
 
 Status nccl_fail(const char *doing, ncclResult_t result) {
-    return fail("%s failed: NCCL says \"%s\" (%s)", doing, ncclGetErrorString(result), ncclGetLastError(nullptr));
+    const char *more = ncclGetLastError(nullptr);
+    return fail("%s failed: NCCL says: %s%s%s", doing, ncclGetErrorString(result), *more ? "; " : "", more);
 }
 
 void nccl_check(const NcclCall *call, ncclResult_t result) {
@@ -104,7 +105,6 @@ static Status split(ncclComm_t from, int color, int rank, ncclComm_t *to) {
 static Status make_communicators(CommNccl *c) {
     CommShape shape = c->base.options.shape;
     int n = shape.n_ranks, s = shape.shard_group, rank = c->base.rank;
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);  // since 2.26; see comm_nccl.cuh
     ncclUniqueId id = {};
     ncclResult_t result = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess)
@@ -139,6 +139,7 @@ static Status connect_ranks(CommNccl *c) {
     c->lanes[REDUCTIONS].comm = c->inside;
     c->lanes[REDUCTIONS].across = c->across;
     watch(c, timeout);
+    c->is_open = true;
     return comm_register(&c->base, c->staging, comm_staging_bytes(&c->base.options));
 }
 
@@ -168,8 +169,10 @@ static void close_comm(Comm *comm) {
     stream_destroy(c->sums);
     stream_destroy(c->stand_in);
     for (ncclComm_t nccl : {c->across, c->inside == c->world ? nullptr : c->inside, c->gather, c->world})
-        if (nccl)
+        if (nccl && c->is_open)
             ncclCommDestroy(nccl);
+        else if (nccl)
+            ncclCommAbort(nccl);  // does not wait for other ranks
     for (Event *event : {c->called, c->returned, c->ready, c->finished})
         event_destroy(event);
     for (int parity = 0; parity < 2; parity++)
