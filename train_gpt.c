@@ -42,6 +42,7 @@ typedef struct Run {
     Model *model;
     Params *params;
     Grads *grads;
+    Offload *offload;         // NULL: everything stays on the device
     Optim *optimizer;
     OptimizerView view;       // the optimizer's state as checkpoints and hashes see it
     RunState state;           // everything else that makes the next step the same
@@ -113,6 +114,8 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
+    if (r->offload)
+        r->offload->stats = (OffloadStats){.bytes_down = 0};
     comm_set_step(r->comm, r->state.step + 1);
     trace_begin(r->compute, "step", r->state.step + 1);
 
@@ -148,6 +151,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
+    report->offload = r->offload ? &r->offload->stats : NULL;
     return OK;
 }
 
@@ -414,9 +418,11 @@ static Status open_model(Run *r) {
     CommOptions comm = options_comm(c, &r->layout, shape);
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
-    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
-    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
-    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
+    TRY(offload_open(r->device, r->compute, options_offload(c, r->rank), &r->offload));
+    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, r->offload, &r->params));
+    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, r->offload, &r->grads));
+    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, r->offload,
+                       &r->optimizer));
     TRY(model_open(r->device, r->compute, &model, &r->model));
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
     TRY(device_host_alloc(r->device, "loss sums", (size_t)c->grad_accum * sizeof(double), (void **)&r->loss_sums));
@@ -488,6 +494,8 @@ static void close_run(Run *r) {
     for (int i = 0; i < 2; i++)
         if (streams[i] && stream_sync(streams[i]) != OK)
             status_clear();
+    if (offload_check(r->offload) != OK)
+        status_clear();
     loader_close(r->loader);
     log_close(r->log);
     generator_close(&r->generator);
@@ -498,6 +506,7 @@ static void close_run(Run *r) {
     optimizer_close(r->optimizer);
     grads_close(r->grads);
     params_close(r->params);
+    offload_close(r->offload);
     comm_close(r->comm);
     layout_free(&r->layout);
     if (r->reduce != r->compute)
@@ -512,7 +521,7 @@ static void close_run(Run *r) {
 }
 
 // Predict this run's memory, and check that it fits.
-static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
+static Status predict(Run *r, PlanBytes *predicted) {
     const Config *c = &r->config;
     CommShape shape;
     PlanChoice choices[PLAN_CHOICES];
@@ -523,9 +532,10 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     if (input.device_memory == 0) {
         input.device_memory = device_memory_size(r->device);
         input.limit_is_found = true;
+        input.host_is_device = device_kind(r->device) == DEVICE_CPU;
     }
     plan_compute(&input, &plan);
-    memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
+    *predicted = plan.bytes[c->zero_stage];
     return plan_check(&input, &plan);
 }
 
@@ -572,7 +582,7 @@ static Status run_answer(Run *r) {
 
 static Status run_training(Run *r) {
     Config *c = &r->config;
-    size_t predicted[MEM_CATEGORIES];
+    PlanBytes predicted;
     TRY(open_data(r));
     if (c->print_config) {
         if (r->rank == 0)
@@ -581,17 +591,16 @@ static Status run_training(Run *r) {
     }
     TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
     TRY(open_device(r));
-    TRY(predict(r, predicted));
+    TRY(predict(r, &predicted));
     if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
         r->peak_flops = NAN;  // no room for its matrices under --device-memory: the fraction of peak is not shown
         status_clear();
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
+    Intro intro = {.config = c, .predicted = predicted, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
                    .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
-    memcpy(intro.predicted, predicted, sizeof intro.predicted);
     TRY(introduce(&intro, r->log));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};

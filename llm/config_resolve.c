@@ -216,6 +216,8 @@ static Status check_ignored(const Config *c) {
         {"temperature", c->sample_every > 0, "--sample-every"},
         {"top-k", c->sample_every > 0, "--sample-every"},
         {"top-p", c->sample_every > 0, "--sample-every"},
+        {"nvme-path", c->offload_optimizer == OFFLOAD_NVME, "--offload-optimizer nvme"},
+        {"nvme-buffer", c->offload_optimizer == OFFLOAD_NVME, "--offload-optimizer nvme"},
         {"ranks", c->plan, "--plan"},
         {"params", c->plan, "--plan"},
         {"flops", c->plan && c->plan_params == 0, "--plan of a --model"},
@@ -230,8 +232,20 @@ static Status check_ignored(const Config *c) {
     return OK;
 }
 
+static Status check_offload(const Config *c, int ranks) {
+    if (c->offload_optimizer == OFFLOAD_NONE)
+        return OK;
+    if (c->zero_stage == 0 && ranks > 1 && !c->plan)
+        return fail_usage("--offload-optimizer with --zero 0 on %d ranks would keep and update %d copies of the same state: "
+                          "choose --zero 1, 2 or 3", ranks, ranks);
+    if (c->offload_optimizer == OFFLOAD_NVME && !c->nvme_path && !c->plan)
+        return fail_usage("--offload-optimizer nvme needs --nvme-path, a directory on a local fast disk");
+    return OK;
+}
+
 Status config_resolve(Config *config, int ranks, int64_t data_vocab) {
     TRY(check_ignored(config));
+    TRY(check_offload(config, ranks));
     if (config->shard_group > 0 && ranks % config->shard_group != 0)
         return fail_usage("--shard-group %d does not divide the %d ranks", config->shard_group, ranks);
     TRY(resolve_schedule(config));

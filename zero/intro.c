@@ -37,14 +37,15 @@ Status introduce(const Intro *r, RunLog *log) {
     log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
              c->micro_batch, c->grad_accum, n_ranks, c->seq_len);
     double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
+    if (c->offload_optimizer != OFFLOAD_NONE && device_kind(r->device) == DEVICE_CPU)
+        log_line(log, "offload  to host memory saves nothing here, where device and host memory are the same%s",
+                 c->offload_optimizer == OFFLOAD_NVME ? "; what is in files does" : ": nvme would");
     log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
              r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);
-    size_t measured[MEM_CATEGORIES];
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        measured[k] = device_bytes(r->device, (MemoryCategory)k);
+    PlanBytes measured = plan_measured(r->device);
     if (comm_rank(r->comm) == 0)
-        plan_print_measured(r->predicted, measured, stdout);
-    double as_predicted = memcmp(measured, r->predicted, sizeof measured) == 0;
+        plan_print_measured(&r->predicted, &measured, stdout);
+    double as_predicted = memcmp(&measured, &r->predicted, sizeof measured) == 0;
     TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
     if (as_predicted < n_ranks)
         log_line(log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
@@ -59,7 +60,11 @@ Status introduce(const Intro *r, RunLog *log) {
     cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
-        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted[k]);
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted.device[k]);
+    cJSON *host = cJSON_AddObjectToObject(fields, "predicted_host_bytes");
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        cJSON_AddNumberToObject(host, memory_category_names[k], (double)r->predicted.host[k]);
+    cJSON_AddNumberToObject(fields, "predicted_nvme_bytes", (double)r->predicted.nvme);
     TRY(predict_traffic(r, fields));
     log_event(log, "start", fields);
     return OK;

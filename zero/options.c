@@ -18,10 +18,17 @@ ZeroOptions options_zero(const Config *c) {
                          .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
 }
 
+OffloadOptions options_offload(const Config *c, int rank) {
+    return (OffloadOptions){.optimizer = c->offload_optimizer,
+                            .params = c->offload_params,
+                            .nvme_path = c->nvme_path,
+                            .nvme_buffer = c->nvme_buffer,
+                            .state_kinds = c->optimizer == OPTIMIZER_SGD ? 2 : 3,
+                            .overlap = c->overlap,
+                            .rank = rank};
+}
+
 CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
-    int64_t longest = 0;
-    for (int u = 0; u < layout->n_units; u++)
-        longest = layout->units[u].shard_len > longest ? layout->units[u].shard_len : longest;
     return (CommOptions){
-        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = longest, .timeout = c->comm_timeout};
+        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = layout_longest_shard(layout), .timeout = c->comm_timeout};
 }

@@ -6,6 +6,7 @@
 
 ModelOptions options_model(const Config *config);
 ZeroOptions options_zero(const Config *config);
+OffloadOptions options_offload(const Config *config, int rank);
 CommOptions options_comm(const Config *config, const Layout *layout, CommShape shape);
 
 #endif

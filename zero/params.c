@@ -4,7 +4,14 @@
 #include <stdlib.h>
 
 #include "llm/hooks.h"
+#include "zero/offload_state.h"
 #include "zero/trace.h"
+
+// Host memory in which an updated tile waits for its way to the device.
+typedef struct Room {
+    void *memory;
+    Event *free;       // the tile is on the device (up stream)
+} Room;
 
 // A buffer that holds one gathered unit (stage 3).
 typedef struct ParamSlot {
@@ -24,6 +31,9 @@ struct Params {
     ParamSlot slots[N_SLOTS];  // stage 3
     Event *updated;            // the optimizer's last write (compute stream)
     Event **published;         // stages 1, 2: a unit's all-gather is done (gather stream)
+    Offload *offload;
+    Room rooms[PARAMS_ROOMS];         // offloaded optimizer
+    int room;                  // the one that is filled next
     char (*names)[16];         // "unit 3", for messages
 };
 
@@ -53,13 +63,24 @@ static Status open_slots(Params *p) {
     return OK;
 }
 
+static Status open_rooms(Params *p) {
+    for (int i = 0; i < PARAMS_ROOMS; i++) {
+        TRY(device_offload_alloc(p->device, MEM_STAGING, "updated parameters",
+                                 (size_t)offload_tile_len(p->layout, &p->offload->options) * dtype_bytes(p->options.dtype),
+                                 &p->rooms[i].memory));
+        TRY(event_create(p->device, &p->rooms[i].free));
+    }
+    return OK;
+}
+
 Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *gather, ZeroOptions options,
-                   Params **params) {
+                   Offload *offload, Params **params) {
     *params = NULL;
     Params *p = calloc(1, sizeof *p);
     if (!p)
         return fail("out of host memory");
-    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather, .options = options};
+    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather, .options = options,
+                  .offload = offload};
     Status status = OK;
     size_t e = dtype_bytes(options.dtype);
     p->published = calloc((size_t)layout->n_units, sizeof *p->published);
@@ -77,6 +98,8 @@ Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *com
     TRY_GOTO(device_alloc(device, MEM_PARAMETERS, "parameters", (size_t)len * e, &p->memory), failed);
     if (sharded(p))
         TRY_GOTO(open_slots(p), failed);
+    if (offload_optimizer(offload))
+        TRY_GOTO(open_rooms(p), failed);
     *params = p;
     return OK;
 failed:
@@ -92,6 +115,10 @@ void params_close(Params *p) {
         event_destroy(p->slots[i].released);
         if (i != SLOT_TIED_NORM)
             device_free(p->device, p->slots[i].memory);
+    }
+    for (int i = 0; i < PARAMS_ROOMS; i++) {
+        event_destroy(p->rooms[i].free);
+        device_host_free(p->device, p->rooms[i].memory);
     }
     device_free(p->device, p->memory);
     event_destroy(p->updated);
@@ -185,7 +212,10 @@ void params_publish(Params *p, int u) {
             hook_poison(p->compute, slot->memory, (size_t)p->layout->units[u].full_len * dtype_bytes(p->options.dtype));
         }
     }
-    event_record(p->updated, p->compute);
+    Stream *writer = offload_optimizer(p->offload) ? p->offload->up : p->compute;
+    event_record(p->updated, writer);
+    if (p->options.stage == 0)
+        event_record(p->published[u], writer);
     if (!sharded(p) && p->options.stage > 0) {
         stream_wait(p->gather, p->updated);
         poison_others(p, u);
@@ -195,4 +225,18 @@ void params_publish(Params *p, int u) {
         trace_end(p->gather);
         event_record(p->published[u], p->gather);
     }
+}
+
+Status params_room(Params *p, void **room) {
+    *room = p->rooms[p->room].memory;
+    return offload_sync(p->offload, p->rooms[p->room].free);
+}
+
+Status params_put(Params *p, int u, int64_t begin, int64_t len) {
+    Room *room = &p->rooms[p->room];
+    size_t e = dtype_bytes(p->options.dtype);
+    offload_copy_up(p->offload, (char *)params_shard(p, u) + (size_t)begin * e, room->memory, (size_t)len * e);
+    event_record(room->free, p->offload->up);
+    p->room = (p->room + 1) % PARAMS_ROOMS;
+    return OK;
 }

@@ -13,10 +13,13 @@
 #include "llm/model.h"
 #include "zero/comm.h"
 #include "zero/layout.h"
+#include "zero/offload.h"
 
 typedef enum Direction { FORWARD, BACKWARD } Direction;  // which unit comes next
 
 typedef struct Params Params;
+
+enum { PARAMS_ROOMS = 2 };  // tiles that wait for their way to the device: one is filled while the other is copied
 
 typedef struct ZeroOptions {
     int stage;
@@ -27,7 +30,7 @@ typedef struct ZeroOptions {
 } ZeroOptions;
 
 Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *gather, ZeroOptions options,
-                   Params **params);
+                   Offload *offload, Params **params);
 void params_close(Params *params);
 
 // The unit, whole, for work on the compute stream. For a tied head (u == L+1) unit 0 comes with it.
@@ -39,5 +42,10 @@ void *params_shard(Params *params, int u);
 // Stages 1, 2: the shard of unit u was updated on the compute stream; gather it to all ranks. Stage 0 and 3: nothing to do,
 // but stage 3 forgets what its slots held.
 void params_publish(Params *params, int u);
+
+// Where the optimizer is offloaded it writes tile by tile (zero/offload_state.h): into host memory with room for a tile, from
+// which params_put sends elements [begin, begin + len) of the own shard of unit u on their way.
+Status params_room(Params *params, void **room);
+Status params_put(Params *params, int u, int64_t begin, int64_t len);
 
 #endif
