@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "zero/comm.h"
-
 Status offload_open(Device *device, Stream *compute, OffloadOptions options, Offload **offload) {
     *offload = NULL;
     if (options.optimizer == OFFLOAD_NONE)  // parameters follow the optimizer's state (config_resolve)
@@ -11,12 +9,14 @@ Status offload_open(Device *device, Stream *compute, OffloadOptions options, Off
     Offload *o = calloc(1, sizeof *o);
     if (!o)
         return fail("out of host memory");
-    *o = (Offload){.device = device, .options = options, .compute = compute, .down = compute, .up = compute};
+    *o = (Offload){.device = device, .options = options, .compute = compute, .down = compute, .up = compute, .fetch = compute};
     Status status = OK;
     if (options.overlap) {
         TRY_GOTO(stream_create(device, STREAM_BACKGROUND, "down", &o->down), failed);
         TRY_GOTO(stream_create(device, STREAM_BACKGROUND, "up", &o->up), failed);
     }
+    if (options.overlap && options.params != OFFLOAD_NONE)
+        TRY_GOTO(stream_create(device, STREAM_BACKGROUND, "fetch", &o->fetch), failed);
     *offload = o;
     return OK;
 failed:
@@ -27,6 +27,8 @@ failed:
 void offload_close(Offload *o) {
     if (!o)
         return;
+    if (o->fetch != o->compute)
+        stream_destroy(o->fetch);
     if (o->up != o->compute)
         stream_destroy(o->up);
     if (o->down != o->compute)
@@ -55,9 +57,16 @@ Status offload_sync(Offload *o, Event *event) {
     return status;
 }
 
+void offload_wait(Offload *o, Comm *comm, Event *event, double *seconds) {
+    comm_stats(comm);  // takes what was waited for until now
+    stream_wait(o->compute, event);
+    *seconds += stream_wait_seconds(o->compute);
+}
+
 Status offload_check(Offload *o) {
     if (!o)
         return OK;
     TRY(stream_sync(o->down));
-    return stream_sync(o->up);
+    TRY(stream_sync(o->up));
+    return stream_sync(o->fetch);
 }

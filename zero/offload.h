@@ -7,13 +7,14 @@
 //     down   a copy stream: reduced gradients go from the device to the host as each unit's reduction ends
 //     up     a copy stream: updated parameters go to the device as each tile's update ends
 //
-// What the levels hold: zero/offload_state.h (optimizer), zero/grads.h (gradient shards), zero/params.h (parameters).
+// What the levels hold: zero/offload_state.h (optimizer), zero/grads.h (gradient shards), zero/offload_params.h (parameters).
 // All is allocated before the first step. The same bits as without offload, always: copies change none, and the update
 // runs the same kernel on the host (llm/host_ops.h), whose result does not depend on how a unit is cut into tiles.
 #ifndef ZERO_OFFLOAD_H
 #define ZERO_OFFLOAD_H
 
 #include "llm/config.h"
+#include "zero/comm.h"
 
 // What moves, and on what the host or the compute stream stood still.
 typedef struct OffloadStats {
@@ -36,6 +37,7 @@ typedef struct Offload {
     Device *device;
     OffloadOptions options;
     Stream *compute, *down, *up;
+    Stream *fetch;                       // parameter shards on their way to the device
     OffloadStats stats;                  // of the step: whoever starts a step zeroes it
 } Offload;
 
@@ -49,7 +51,10 @@ void offload_copy_down(Offload *offload, void *host, const void *device, size_t 
 void offload_copy_up(Offload *offload, void *device, const void *host, size_t bytes);
 // The host waits for an event of a copy stream, and counts the seconds.
 Status offload_sync(Offload *offload, Event *event);
-// Wait for both streams: their first error, such as a file that could not be read.
+// The compute stream waits for an event of a copy stream. What it stood still for is added to *seconds (of `stats`), and not
+// taken for communication.
+void offload_wait(Offload *offload, Comm *comm, Event *event, double *seconds);
+// Wait for all copy streams: their first error, such as a file that could not be read.
 Status offload_check(Offload *offload);
 
 #endif

@@ -196,7 +196,7 @@ static Status walk_tiles(Optim *o, const AdamwArgs *step) {
         if (tile.len == 0)
             break;
         void *room;
-        TRY(params_room(o->params, &room));
+        TRY(params_room(o->params, tile.u, tile.begin, &room));
         if (step) {
             AdamwArgs a = tile_args(o, &step[tile.u], &tile);
             a.param = room;
@@ -210,6 +210,7 @@ static Status walk_tiles(Optim *o, const AdamwArgs *step) {
             params_publish(o->params, tile.u);
     }
     TRY(offload_state_end(o->offloaded));
+    TRY(params_flush(o->params));
     o->offload->stats.update_s += comm_clock() - start;
     return OK;
 }

@@ -2,11 +2,16 @@
 #include <string.h>
 
 #include "zero/grads.h"
+#include "zero/offload_params.h"
 #include "zero/offload_state.h"
 #include "zero/plan.h"
 
 bool plan_offloads(const PlanInput *in, int stage) {
     return in->offload.optimizer != OFFLOAD_NONE && (stage > 0 || in->n_ranks == 1);
+}
+
+static bool offloads_params(const PlanInput *in, int stage) {
+    return stage == 3 && in->offload.params != OFFLOAD_NONE;
 }
 
 // What is offloaded of the optimizer (zero/offload_state.h), of gradients (zero/grads.h) and on the way to the parameters
@@ -15,11 +20,16 @@ static void add_offloaded(const PlanInput *in, int stage, size_t shard, PlanByte
     size_t param = dtype_bytes(in->dtype), grad = dtype_bytes(in->grad_dtype), kinds = (size_t)in->offload.state_kinds;
     b->host[MEM_GRADIENTS] += shard * grad;
     if (!in->layout) {
+        if (offloads_params(in, stage))
+            *(in->offload.params == OFFLOAD_NVME ? &b->nvme : &b->host[MEM_PARAMETERS]) += shard * param;
         *(in->offload.optimizer == OFFLOAD_NVME ? &b->nvme : &b->host[MEM_OPTIMIZER]) += shard * sizeof(float) * kinds;
         return;
     }
     offload_state_plan(in->layout, &in->offload, b->host, &b->nvme);
-    b->host[MEM_STAGING] += PARAMS_ROOMS * (size_t)offload_tile_len(in->layout, &in->offload) * param;
+    if (offloads_params(in, stage))
+        offload_params_plan(in->layout, &in->offload, in->dtype, b->device, b->host, &b->nvme);
+    else
+        b->host[MEM_STAGING] += PARAMS_ROOMS * (size_t)offload_tile_len(in->layout, &in->offload) * param;
     if (stage >= 2)
         b->device[MEM_STAGING] += GRADS_STAGINGS * (size_t)layout_longest_shard(in->layout) * grad;
 }
@@ -43,7 +53,8 @@ static void add_states(const PlanInput *in, int stage, PlanBytes *b) {
         shard = (size_t)in->layout->shard_len;
     }
     bool offloaded = plan_offloads(in, stage);
-    b->device[MEM_PARAMETERS] += (stage >= 3 ? shard : full) * dtype_bytes(in->dtype);
+    if (!offloads_params(in, stage))
+        b->device[MEM_PARAMETERS] += (stage >= 3 ? shard : full) * dtype_bytes(in->dtype);
     if (stage < 2 || !offloaded)
         b->device[MEM_GRADIENTS] += (stage >= 2 ? shard : full) * dtype_bytes(in->grad_dtype);
     if (offloaded)
