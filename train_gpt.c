@@ -108,14 +108,24 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
     return OK;
 }
 
+// What the model moved in this step belongs to the offload's counters.
+static void count_activations(Run *r) {
+    int64_t down, up;
+    model_take_offloaded(r->model, &down, &up);
+    r->offload->stats.bytes_down += down;
+    r->offload->stats.bytes_up += up;
+}
+
 // One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
-    if (r->offload)
+    if (r->offload) {
+        count_activations(r);  // of an evaluation
         r->offload->stats = (OffloadStats){.bytes_down = 0};
+    }
     comm_set_step(r->comm, r->state.step + 1);
     trace_begin(r->compute, "step", r->state.step + 1);
 
@@ -152,6 +162,8 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
     report->offload = r->offload ? &r->offload->stats : NULL;
+    if (r->offload)
+        count_activations(r);
     return OK;
 }
 
@@ -423,6 +435,10 @@ static Status open_model(Run *r) {
     TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, r->offload, &r->grads));
     TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, r->offload,
                        &r->optimizer));
+    if (model.offload_inputs) {
+        model.down = r->offload->down;
+        model.up = r->offload->up;
+    }
     TRY(model_open(r->device, r->compute, &model, &r->model));
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
     TRY(device_host_alloc(r->device, "loss sums", (size_t)c->grad_accum * sizeof(double), (void **)&r->loss_sums));

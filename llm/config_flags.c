@@ -121,6 +121,8 @@ const Flag flags[] = {
     {"offload-params", GROUP_ZERO, FIELD(offload_params), "none|cpu|nvme", "none", 0, 0, 0, 0,
      "with --zero 3 and --offload-optimizer: keep parameter shards in host memory or in a file (nvme), and fetch each ahead of "
      "its gather; the same bits"},
+    {"offload-activations", GROUP_ZERO, FIELD(offload_activations), 0, 0, 0, 0, 0, 0,
+     "with --recompute full: block inputs wait in host memory for their backward; the same bits"},
     {"nvme-path", GROUP_ZERO, FIELD(nvme_path), "DIR", 0, "none", 0, 0, 0,
      "directory, on a local fast disk, of the files that hold what is offloaded to nvme"},
     {"nvme-buffer", GROUP_ZERO, FIELD(nvme_buffer), "BYTES", "8Mi", 0, 1 << 16, 1 << 30, 0,

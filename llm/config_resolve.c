@@ -242,6 +242,8 @@ static Status check_offload(const Config *c, int ranks) {
     if (c->offload_optimizer != OFFLOAD_NONE && c->zero_stage == 0 && ranks > 1 && !c->plan)
         return fail_usage("--offload-optimizer with --zero 0 on %d ranks would keep and update %d copies of the same state: "
                           "choose --zero 1, 2 or 3", ranks, ranks);
+    if (c->offload_activations && c->recompute != RECOMPUTE_FULL)
+        return fail_usage("--offload-activations needs --recompute full: whatever else is kept would stay on the device");
     bool nvme = c->offload_optimizer == OFFLOAD_NVME || c->offload_params == OFFLOAD_NVME;
     if (nvme && !c->nvme_path && !c->plan)
         return fail_usage("offload to nvme needs --nvme-path, a directory on a local fast disk");

@@ -4,7 +4,7 @@
 
 Status offload_open(Device *device, Stream *compute, OffloadOptions options, Offload **offload) {
     *offload = NULL;
-    if (options.optimizer == OFFLOAD_NONE)  // parameters follow the optimizer's state (config_resolve)
+    if (options.optimizer == OFFLOAD_NONE && !options.activations)  // parameters follow the optimizer's state (config_resolve)
         return OK;
     Offload *o = calloc(1, sizeof *o);
     if (!o)

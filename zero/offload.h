@@ -25,6 +25,7 @@ typedef struct OffloadStats {
 } OffloadStats;
 
 typedef struct OffloadOptions {
+    bool activations;                    // block inputs (llm/block_inputs.h)
     OffloadLevel optimizer, params;      // gradient shards are in host memory where optimizer is not OFFLOAD_NONE
     const char *nvme_path;
     size_t nvme_buffer;                  // bytes of a request

@@ -8,7 +8,8 @@ ModelOptions options_model(const Config *c) {
                           .recompute = c->recompute,
                           .head_chunk = c->head_chunk,
                           .sampling = c->sample_every > 0,
-                          .training = true};
+                          .training = true,
+                          .offload_inputs = c->offload_activations};
 }
 
 ZeroOptions options_zero(const Config *c) {
@@ -19,7 +20,8 @@ ZeroOptions options_zero(const Config *c) {
 }
 
 OffloadOptions options_offload(const Config *c, int rank) {
-    return (OffloadOptions){.optimizer = c->offload_optimizer,
+    return (OffloadOptions){.activations = c->offload_activations,
+                            .optimizer = c->offload_optimizer,
                             .params = c->offload_params,
                             .nvme_path = c->nvme_path,
                             .nvme_buffer = c->nvme_buffer,

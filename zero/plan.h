@@ -25,6 +25,7 @@ typedef struct PlanChoice {
     const char *change;            // how a user asks for it: "--recompute selective"; NULL: the options as given
     double cost;                   // about how much of a step's time it costs: selective 0.05, full 0.33
     size_t bytes[MEM_CATEGORIES];  // activations, workspace, data
+    size_t host_bytes;             // activations that are offloaded
 } PlanChoice;
 
 typedef struct PlanInput {

@@ -67,8 +67,10 @@ static void add_states(const PlanInput *in, int stage, PlanBytes *b) {
 
 size_t plan_stage(const PlanInput *in, int stage, const PlanChoice *choice, PlanBytes *bytes) {
     *bytes = (PlanBytes){.nvme = 0};
-    if (choice)
+    if (choice) {
         memcpy(bytes->device, choice->bytes, sizeof choice->bytes);
+        bytes->host[MEM_ACTIVATIONS] += choice->host_bytes;
+    }
     bytes->device[MEM_STAGING] += in->staging_bytes;
     add_states(in, stage, bytes);
     size_t total = 0;
