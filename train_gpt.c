@@ -320,7 +320,7 @@ static Status train(Run *r) {
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
             TRY(replicas_check(&r->layout, options_zero(c), r->comm, r->compute, r->params, r->optimizer,
-                               r->view.view.staging));
+                               &r->view.view));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
         if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
