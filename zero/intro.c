@@ -5,18 +5,26 @@
 #include <string.h>
 
 #include "llm/model.h"
+#include "zero/options.h"
 #include "zero/plan.h"
 #include "zero/traffic.h"
 
 // The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
 static Status predict_traffic(const Intro *r, cJSON *fields) {
     TrafficInput input = {.layout = r->layout, .shape = comm_shape(r->comm), .zero = r->zero,
-                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap};
+                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap,
+                          .offload = options_offload(r->config, 0),
+                          .input_bytes = options_input_bytes(r->config)};
     Traffic traffic;
     TRY(traffic_predict(&input, &traffic));
     cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
     for (int k = 0; k < COMM_HOST_VALUES; k++)
         cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
+    cJSON *moved = cJSON_AddObjectToObject(fields, "predicted_offload");
+    cJSON_AddNumberToObject(moved, "bytes_down", (double)traffic.offload.bytes_down);
+    cJSON_AddNumberToObject(moved, "bytes_up", (double)traffic.offload.bytes_up);
+    cJSON_AddNumberToObject(moved, "nvme_bytes_read", (double)traffic.offload.bytes_read);
+    cJSON_AddNumberToObject(moved, "nvme_bytes_written", (double)traffic.offload.bytes_written);
     cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
     return OK;
 }

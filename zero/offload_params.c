@@ -7,7 +7,6 @@
 #include "zero/trace.h"
 
 enum {
-    STAGINGS = 2,
     READERS = 4,  // pieces of a shard that are read at a time (nvme)
     WRITERS = 4,  // updated tiles that are written at a time (nvme)
 };
@@ -29,7 +28,7 @@ struct OffloadParams {
     const Layout *layout;
     Comm *comm;
     Dtype dtype;
-    Staging stagings[STAGINGS];
+    Staging stagings[OFFLOAD_STAGINGS];
     int next;                    // the staging buffer that is used next
     char *memory;                // cpu: the shards, as in the layout's shard array
     // nvme
@@ -77,7 +76,7 @@ static size_t writer_bytes(const Layout *layout, const OffloadOptions *options, 
 
 void offload_params_plan(const Layout *layout, const OffloadOptions *options, Dtype dtype, size_t device[MEM_CATEGORIES],
                          size_t host[MEM_CATEGORIES], size_t *nvme) {
-    device[MEM_STAGING] += STAGINGS * longest_bytes(layout, dtype);
+    device[MEM_STAGING] += OFFLOAD_STAGINGS * longest_bytes(layout, dtype);
     if (options->params == OFFLOAD_CPU) {
         host[MEM_PARAMETERS] += (size_t)layout->shard_len * dtype_bytes(dtype);
     } else {
@@ -111,7 +110,7 @@ static Status open_file(OffloadParams *p) {
 
 static Status open_all(OffloadParams *p) {
     Device *device = p->offload->device;
-    for (int i = 0; i < STAGINGS; i++) {
+    for (int i = 0; i < OFFLOAD_STAGINGS; i++) {
         Staging *s = &p->stagings[i];
         s->unit = -1;
         TRY(device_alloc(device, MEM_STAGING, "fetched shard", longest_bytes(p->layout, p->dtype), &s->memory));
@@ -149,7 +148,7 @@ void offload_params_close(OffloadParams *p) {
         device_host_free(device, p->readers[i].memory);
     for (int i = 0; i < WRITERS; i++)
         device_host_free(device, p->writers[i].memory);
-    for (int i = 0; i < STAGINGS; i++) {
+    for (int i = 0; i < OFFLOAD_STAGINGS; i++) {
         event_destroy(p->stagings[i].ready);
         event_destroy(p->stagings[i].released);
         device_free(device, p->stagings[i].memory);
@@ -203,7 +202,7 @@ static void fetch_from_file(OffloadParams *p, int u, char *to) {
 }
 
 static Staging *find(OffloadParams *p, int u) {
-    for (int i = 0; i < STAGINGS; i++)
+    for (int i = 0; i < OFFLOAD_STAGINGS; i++)
         if (p->stagings[i].unit == u)
             return &p->stagings[i];
     return NULL;
@@ -214,7 +213,7 @@ static Staging *fetch(OffloadParams *p, int u) {
     if (s)
         return s;
     s = &p->stagings[p->next];
-    p->next = (p->next + 1) % STAGINGS;
+    p->next = (p->next + 1) % OFFLOAD_STAGINGS;
     s->unit = u;
     stream_wait(p->offload->fetch, s->released);
     trace_begin(p->offload->fetch, "fetch unit", u);

@@ -13,6 +13,8 @@
 #include "zero/layout.h"
 #include "zero/offload.h"
 
+enum { OFFLOAD_STAGINGS = 2 };  // shards on the device: one is gathered while the other is fetched
+
 typedef struct OffloadParams OffloadParams;
 
 Status offload_params_open(Offload *offload, const Layout *layout, Comm *comm, Dtype dtype, OffloadParams **params);

@@ -64,6 +64,10 @@ static int64_t unit_bytes(const Layout *layout, int u, int64_t longest, int n_ki
     return len / longest * record_bytes(longest, n_kinds) + record_bytes(len % longest, n_kinds);
 }
 
+int64_t offload_state_unit_bytes(const Layout *layout, const OffloadOptions *options, int u) {
+    return unit_bytes(layout, u, offload_tile_len(layout, options), options->state_kinds);
+}
+
 void offload_state_plan(const Layout *layout, const OffloadOptions *options, size_t host[MEM_CATEGORIES], size_t *nvme) {
     int64_t longest = offload_tile_len(layout, options);
     int kinds = options->state_kinds;
@@ -73,7 +77,7 @@ void offload_state_plan(const Layout *layout, const OffloadOptions *options, siz
         return;
     host[MEM_STAGING] += OFFLOAD_BUFFERS * (size_t)record_bytes(longest, kinds);
     for (int u = 0; u < layout->n_units; u++)
-        *nvme += (size_t)unit_bytes(layout, u, longest, kinds);
+        *nvme += (size_t)offload_state_unit_bytes(layout, options, u);
 }
 
 static void advance(const OffloadState *s, Cursor *c) {

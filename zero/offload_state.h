@@ -50,6 +50,7 @@ Status offload_state_write(OffloadState *state, StateKind kind, int u, int64_t b
 
 // Elements of a tile: no tile is longer. Begins of tiles are multiples of OFFLOAD_PAD_LEN.
 int64_t offload_tile_len(const Layout *layout, const OffloadOptions *options);
+int64_t offload_state_unit_bytes(const Layout *layout, const OffloadOptions *options, int u);  // of a unit's records
 // Adds what offload_state_open asks for: host bytes by category, and bytes of the file.
 void offload_state_plan(const Layout *layout, const OffloadOptions *options, size_t host[MEM_CATEGORIES], size_t *nvme);
 

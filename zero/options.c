@@ -30,6 +30,12 @@ OffloadOptions options_offload(const Config *c, int rank) {
                             .rank = rank};
 }
 
+int64_t options_input_bytes(const Config *c) {
+    return c->offload_activations
+               ? (int64_t)c->micro_batch * c->seq_len * c->model.channels * (int64_t)dtype_bytes(c->dtype)
+               : 0;
+}
+
 CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
     return (CommOptions){
         .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = layout_longest_shard(layout), .timeout = c->comm_timeout};
