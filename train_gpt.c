@@ -574,11 +574,14 @@ static Status run_plan(Run *r) {
                             .local_size = r->world.local_size};
     TRY(device_open(&device, &r->device));
     if (c->measure)
-        TRY(measure_speed(r->device, &r->world, c->dtype, &measured));
+        TRY(measure_speed(r->device, &r->world, c, &measured));
     if (speed.flops == 0)
         speed.flops = measured.flops;
     if (speed.bytes_per_s == 0)
         speed.bytes_per_s = measured.bytes_per_s;
+    speed.copy_bytes_per_s = measured.copy_bytes_per_s;
+    speed.update_len_per_s = measured.update_len_per_s;
+    speed.nvme_bytes_per_s = measured.nvme_bytes_per_s;
     return r->rank == 0 ? plan_cluster(c, r->device, speed, stdout) : OK;
 }
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "zero/options.h"
+#include "zero/plan_offload.h"
 #include "zero/plan_text.h"
 
 // ---- arithmetic ----
@@ -53,23 +54,36 @@ static const double stage_cost[PLAN_STAGES] = {0, 0, 0.01, 0.1};
 typedef struct Change {
     int stage;
     const PlanChoice *choice;
+    const PlanWay *way;    // NULL: as given
     size_t total;
 } Change;
 
-// The cheapest change that fits in device_memory: false, and the smallest one, when none does.
+static double cost_of(const Change *c) {
+    return stage_cost[c->stage] + (c->choice ? c->choice->cost : 0) + (c->way ? c->way->cost : 0);
+}
+
+// The cheapest change that fits in device_memory: false, and the smallest one, when none does. Offload is looked at where
+// none was asked for.
 static bool find_change(const PlanInput *in, Change *found) {
-    bool fits = false;
+    bool fits = false, first = true;
+    int n_ways = in->offload.optimizer == OFFLOAD_NONE ? PLAN_WAYS : 1;
     for (int i = 0; i < (in->n_choices ? in->n_choices : 1); i++) {
-        const PlanChoice *choice = in->n_choices ? &in->choices[i] : NULL;
-        for (int stage = in->stage; stage < PLAN_STAGES; stage++) {
-            PlanBytes bytes;
-            Change now = {stage, choice, plan_stage(in, stage, choice, &bytes)};
-            double cost = stage_cost[stage] + (choice ? choice->cost : 0);
-            double best = stage_cost[found->stage] + (found->choice ? found->choice->cost : 0);
-            bool now_fits = now.total <= in->device_memory, first = i == 0 && stage == in->stage;
-            if (first || (now_fits && (!fits || cost < best)) || (!now_fits && !fits && now.total < found->total)) {
-                *found = now;
-                fits |= now_fits;
+        for (int w = 0; w < n_ways; w++) {
+            const PlanWay *way = w > 0 ? &plan_ways[w] : NULL;
+            PlanInput other = way ? plan_with_way(in, way) : *in;
+            for (int stage = in->stage; stage < PLAN_STAGES; stage++) {
+                PlanBytes bytes;
+                if (way && !plan_way_fits_stage(in, way, stage))
+                    continue;
+                Change now = {.stage = stage, .choice = in->n_choices ? &in->choices[i] : NULL, .way = way};
+                now.total = plan_stage(&other, stage, now.choice, &bytes);
+                bool now_fits = now.total <= in->device_memory;
+                if (first || (now_fits && (!fits || cost_of(&now) < cost_of(found))) ||
+                    (!now_fits && !fits && now.total < found->total)) {
+                    *found = now;
+                    fits |= now_fits;
+                }
+                first = false;
             }
         }
     }
@@ -92,13 +106,24 @@ static const char *formula(const PlanInput *in, int stage, char text[TEXT_BYTES]
     return text;
 }
 
+// The options of a change, in the words of the command line.
+static const char *options_of(const PlanInput *in, const Change *c, char text[256]) {
+    const char *const parts[] = {c->choice && c->choice->change ? c->choice->change : "", c->way ? c->way->options : ""};
+    int used = 0;
+    text[0] = '\0';
+    if (c->stage != in->stage)
+        used = snprintf(text, 256, "--zero %d", c->stage);
+    for (int i = 0; i < 2; i++)
+        if (*parts[i])
+            used += snprintf(text + used, 256 - (size_t)used, "%s%s", used ? " " : "", parts[i]);
+    return text;
+}
+
 static void advice(const PlanInput *in, const Plan *plan, char *text, size_t text_bytes) {
-    char need[TEXT_BYTES], limit[TEXT_BYTES], less[TEXT_BYTES], stage[32] = "";
+    char need[TEXT_BYTES], limit[TEXT_BYTES], less[TEXT_BYTES], options[256];
     Change change = {0};
     bool fits = find_change(in, &change);
-    const char *option = change.choice && change.choice->change ? change.choice->change : "";
-    if (change.stage != in->stage)
-        snprintf(stage, sizeof stage, "--zero %d%s", change.stage, *option ? " " : "");
+    options_of(in, &change, options);
 
     int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and %s is %s; ", in->stage,
                         in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
@@ -109,9 +134,9 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
     decimal_bytes((double)change.total, less);
     const char *more = "take more ranks, a smaller --micro-batch, --seq-len or model, or more memory";
     if (fits)
-        snprintf(text, text_bytes, "the cheapest change that fits: %s%s (%s)", stage, option, less);
-    else if (*stage || *option)
-        snprintf(text, text_bytes, "the least is %s with %s%s: %s", less, stage, option, more);
+        snprintf(text, text_bytes, "the cheapest change that fits: %s (%s)", options, less);
+    else if (*options)
+        snprintf(text, text_bytes, "the least is %s with %s: %s", less, options, more);
     else
         snprintf(text, text_bytes, "nothing here needs less: %s", more);
 }
@@ -126,6 +151,21 @@ static void print_heading(FILE *file, const PlanInput *in) {
             grouped((uint64_t)in->n_params, text), dtype_name(in->dtype), dtype_name(in->grad_dtype),
             optimizers[in->optimizer]);
     print_stages(file);
+}
+
+// What is offloaded under the options as given.
+static void print_other_levels(const Plan *plan, FILE *file) {
+    double host[PLAN_STAGES] = {0}, nvme[PLAN_STAGES] = {0}, sum_host = 0, sum_nvme = 0;
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        for (int c = 0; c < MEM_CATEGORIES; c++)
+            host[stage] += (double)plan->bytes[stage].host[c];
+        sum_host += host[stage];
+        sum_nvme += nvme[stage] = (double)plan->bytes[stage].nvme;
+    }
+    if (sum_host > 0)
+        print_bytes_row(file, "host memory", host);
+    if (sum_nvme > 0)
+        print_bytes_row(file, "NVMe", nvme);
 }
 
 void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
@@ -162,6 +202,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
                 "Padding, slots, activations and workspace depend on the model: plan with --model to see them.\n");
     }
 
+    print_other_levels(plan, file);
     if (in->device_memory > 0) {
         char label[TEXT_BYTES + 16];
         snprintf(label, sizeof label, "%s %s", in->layout ? "fits in" : "states fit in",

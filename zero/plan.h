@@ -64,7 +64,7 @@ PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks);
 
 // All fields, for a model on this kind of device: the options as given, and where `others`, other ones that may need
 // less. The input points into `choices`. Allocates nothing on the device.
-enum { PLAN_CHOICES = 3 };
+enum { PLAN_CHOICES = 4 };
 Status plan_model(const Config *config, Device *device, const Layout *layout, CommShape shape, bool others,
                   PlanChoice choices[PLAN_CHOICES], PlanInput *input);
 
