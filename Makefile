@@ -1,6 +1,7 @@
 # make            build train_gpt with what this machine has (it says what it found)
 # make test       build and run every test           make test SANITIZE=1   the same under AddressSanitizer and UBSan
 # make bench      measure speed on this machine      make bench-zero   measure what many ranks cost      make clean
+# make bench-offload   measure what offload costs
 # Options: CC=clang  DEBUG=1 (-O0 -g)  MPI=0 (leave MPI out)  ONEDNN=0 (use OpenBLAS)
 
 ifeq ($(origin CC),default)
@@ -51,7 +52,7 @@ ISA_FLAGS_avx512 := -DISA=avx512 -march=skylake-avx512 -mavx512bf16 -mprefer-vec
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.c=$(BUILD)/%.$(isa).o))
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
-.PHONY: all test tests bench bench-zero clean format
+.PHONY: all test tests bench bench-zero bench-offload clean format
 .SECONDARY:
 all: train_gpt
 train_gpt: $(BUILD)/train_gpt
@@ -88,6 +89,9 @@ bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
 # Two ranks beside one, overlap and the planner's seconds between two hosts, as ratios (root for the hosts; half an hour)
 bench-zero: $(BUILD)/train_gpt $(BUILD)/dev/bench_comm
 	@/usr/bin/env python3 dev/bench_zero.py --build $(BUILD)
+# The optimizer on the host and on NVMe, as ratios (fio; a quarter of an hour)
+bench-offload: $(BUILD)/train_gpt $(BUILD)/dev/bench_adamw
+	@/usr/bin/env python3 dev/bench_offload.py --build $(BUILD)
 format:
 	@clang-format -i $(shell git ls-files '*.c' '*.h')
 clean:

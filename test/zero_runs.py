@@ -93,6 +93,22 @@ def same_bits(bits, stage):
     return 0 if bits["accum"] == 1 else stage // 2
 
 
+# Ways to offload optimizer and parameters; the latter goes with stage 3.
+WAYS = [("none", "none"), ("cpu", "none"), ("nvme", "none"), ("cpu", "cpu"), ("cpu", "nvme"), ("nvme", "cpu"), ("nvme", "nvme")]
+
+
+def offload_flags(way, nvme_path, activations=False):
+    """Options of one of WAYS. Small requests, so that each unit has several tiles."""
+    result = []
+    if way[0] != "none":
+        result += ["--offload-optimizer", way[0]]
+    if way[1] != "none":
+        result += ["--offload-params", way[1]]
+    if "nvme" in way:
+        result += ["--nvme-path", nvme_path, "--nvme-buffer", "64Ki"]
+    return result + (["--offload-activations"] if activations else [])
+
+
 def flags(config):
     """Command line of a configuration."""
     n = config["ranks"]
@@ -106,9 +122,14 @@ def flags(config):
 
 
 def environment(config):
+    result = {}
     if config["faults"] == "delays":
-        return {"ZERO_HOOK_DELAY_US": "200", "ZERO_TEST_COMM_DELAY_US": "200"}
-    return {}
+        result = {"ZERO_HOOK_DELAY_US": "200", "ZERO_TEST_COMM_DELAY_US": "200"}
+    if config["faults"] == "threads":  # instead of io_uring
+        result = {"ZERO_HOOK_IO_THREADS": "1"}
+    if config.get("skip"):  # one step's gradients are not finite
+        result["ZERO_HOOK_GRADIENT"] = "0 1 4 1 0 inf"
+    return result
 
 
 def mpirun(ranks, command):
@@ -129,15 +150,19 @@ def run_config(config, train, out):
     """Run a configuration, with a stop and a resume in another stage on the way if it says so."""
     program = PROGRAM if config["faults"] == "none" else HOOKS
     arguments = flags(config) + ["--train", train, "--out", out]
+    offload = offload_flags(config.get("way", WAYS[0]), os.path.dirname(train), config.get("activations", False))
     if config["resume"]:
+        # The first half in another stage, or without offload; the second with it, or the other way round.
         other = config["stage"] ^ 1 if config["accum"] > 1 else 3 - config["stage"]
-        first = launch(mpirun(config["ranks"], [program] + arguments + [
-            "--zero", str(other), "--stop-at", str(STEPS // 2), "--checkpoint-every", str(STEPS // 2)]), out,
+        first_half = offload if config["resume"] == "off" else ["--zero", str(other)]
+        offload = [] if config["resume"] == "off" else offload
+        first = launch(mpirun(config["ranks"], [program] + arguments + first_half + [
+            "--stop-at", str(STEPS // 2), "--checkpoint-every", str(STEPS // 2)]), out,
             environment(config))
         if first.code != 0:
             return first
         arguments += ["--checkpoint-every", str(STEPS)]
-    return launch(mpirun(config["ranks"], [program] + arguments), out, environment(config))
+    return launch(mpirun(config["ranks"], [program] + arguments + offload), out, environment(config))
 
 
 def in_parallel(function, items):
