@@ -99,7 +99,7 @@ class SameBits(Base):
 
     def test_evaluation_samples_and_replicas(self):
         # Everything that reads parameters besides a step, and everything that reads the state.
-        common = MODELS["llama"] + CHANNELS + [
+        common = MODELS["llama"] + [
             "--zero", "3", "--shard-group", "2", "--micro-batch", "1", "--dtype", "bf16", "--steps", "6", "--val", self.val,
             "--eval-every", "2", "--sample-every", "3", "--sample-tokens", "4", "--recompute", "full",
             "--check-replicas-every", "2"]
@@ -116,7 +116,7 @@ class SameBits(Base):
 
     def test_depth_costs_no_device_memory(self):
         def run(layers):
-            flags = ["--model", "gpt2-tiny", "--zero", "3", "--micro-batch", "1", "--steps", "2", "--recompute", "full",
+            flags = ["--model", "gpt2-tiny", "--zero", "3", "--micro-batch", "1", "--steps", "3", "--recompute", "full",
                      "--layers", str(layers)] + zero_runs.offload_flags(("nvme", "cpu"), self.root, True)
             return self.run_well(2, flags, str(layers)).events("step")[-1]["device_bytes"]
 
