@@ -108,24 +108,13 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
     return OK;
 }
 
-// What the model moved in this step belongs to the offload's counters.
-static void count_activations(Run *r) {
-    int64_t down, up;
-    model_take_offloaded(r->model, &down, &up);
-    r->offload->stats.bytes_down += down;
-    r->offload->stats.bytes_up += up;
-}
-
 // One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
-    if (r->offload) {
-        count_activations(r);  // of an evaluation
-        r->offload->stats = (OffloadStats){.bytes_down = 0};
-    }
+    offload_begin_step(r->offload, r->model);
     comm_set_step(r->comm, r->state.step + 1);
     trace_begin(r->compute, "step", r->state.step + 1);
 
@@ -161,9 +150,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
-    report->offload = r->offload ? &r->offload->stats : NULL;
-    if (r->offload)
-        count_activations(r);
+    report->offload = offload_end_step(r->offload, r->model);
     return OK;
 }
 
@@ -201,6 +188,7 @@ static Status evaluate(Run *r, double *loss) {
         totals[0] += r->loss_sums[0];
         totals[1] += (double)n_valid;
     }
+    TRY_GOTO(offload_check(r->offload), done);
     TRY_GOTO(comm_sum(r->comm, "validation loss", totals, 2), done);
     *loss = totals[0] / totals[1];
 done:
@@ -617,8 +605,8 @@ static Status run_training(Run *r) {
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    Intro intro = {.config = c, .predicted = predicted, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
-                   .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
+    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
+                   .predicted = predicted, .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
     TRY(introduce(&intro, r->log));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,

@@ -7,7 +7,11 @@
 
 #include "llm/host_ops.h"
 
-enum { ARRAYS = 4, ROUNDS = 12, TABLE = 50257 * 768 };  // master, m, v, gradient; elements of the largest tensor of gpt2-124m
+enum {
+    ARRAYS = 4,
+    ROUNDS = 12,
+    TABLE = 50257 * 768
+};  // master, m, v, gradient; elements of the largest tensor of gpt2-124m
 
 static double now(void) {
     struct timespec t;
@@ -29,10 +33,26 @@ static Status measure(Device *device, float *arrays[ARRAYS], int64_t len) {
     int threads = device_host_threads(device);
     for (int k = 0; k < ARRAYS; k++)
         TRY(device_host_alloc(device, "array", (size_t)len * sizeof(float), (void **)&arrays[k]));
-    const AdamwArgs args = {.len = len, .master = arrays[0], .m = arrays[1], .v = arrays[2], .grad = arrays[3],
-                            .param_dtype = DTYPE_FP32, .grad_dtype = DTYPE_FP32, .grad_divisor = 1, .grad_factor = 1, .lr = 1e-3f,
-                            .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .bias_correction1 = 0.1f,
-                            .bias_correction2 = 0.05f, .kind = OPT_ADAMW, .n_ranges = 1, .range_end = {len}, .range_decay = {true}};
+    const AdamwArgs args = {.len = len,
+                            .master = arrays[0],
+                            .m = arrays[1],
+                            .v = arrays[2],
+                            .grad = arrays[3],
+                            .param_dtype = DTYPE_FP32,
+                            .grad_dtype = DTYPE_FP32,
+                            .grad_divisor = 1,
+                            .grad_factor = 1,
+                            .lr = 1e-3f,
+                            .beta1 = 0.9f,
+                            .beta2 = 0.95f,
+                            .eps = 1e-8f,
+                            .weight_decay = 0.1f,
+                            .bias_correction1 = 0.1f,
+                            .bias_correction2 = 0.05f,
+                            .kind = OPT_ADAMW,
+                            .n_ranges = 1,
+                            .range_end = {len},
+                            .range_decay = {true}};
     double adamw = 0, plain = 0;
     for (int round = 0; round < ROUNDS; round++) {
         double start = now();

@@ -15,7 +15,12 @@ size_t block_inputs_host_bytes(int layers, size_t bytes) {
 
 Status block_inputs_open(Device *device, Stream *compute, Stream *down, Stream *up, int layers, size_t bytes,
                          BlockInputs *b) {
-    *b = (BlockInputs){.device = device, .compute = compute, .down = down, .up = up, .layers = layers, .bytes = bytes,
+    *b = (BlockInputs){.device = device,
+                       .compute = compute,
+                       .down = down,
+                       .up = up,
+                       .layers = layers,
+                       .bytes = bytes,
                        .offload = true};
     b->host = calloc((size_t)layers, sizeof *b->host);
     if (!b->host)

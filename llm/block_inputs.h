@@ -17,17 +17,18 @@ typedef struct BlockInputs {
     Device *device;
     Stream *compute, *down, *up;
     int layers;
-    size_t bytes;                    // of one input
+    size_t bytes;  // of one input
     bool offload;
-    int64_t bytes_down, bytes_up;    // copied so far
-    void **host;                     // offload: (layers - 1) the last two of layers + 1 stay on the device
-    Event *made;                     // the block's input is complete (compute stream)
-    Event *saved[INPUT_BUFFERS];     // what is in the buffer is in host memory as well (down stream)
-    Event *here[INPUT_BUFFERS];      // it has come back (up stream)
+    int64_t bytes_down, bytes_up;  // copied so far
+    void **host;                   // offload: (layers - 1) the last two of layers + 1 stay on the device
+    Event *made;                   // the block's input is complete (compute stream)
+    Event *saved[INPUT_BUFFERS];   // what is in the buffer is in host memory as well (down stream)
+    Event *here[INPUT_BUFFERS];    // it has come back (up stream)
 } BlockInputs;
 
 // The device's buffers belong to the model; `bytes` is the size of one. Streams may be the compute stream.
-Status block_inputs_open(Device *device, Stream *compute, Stream *down, Stream *up, int layers, size_t bytes, BlockInputs *inputs);
+Status block_inputs_open(Device *device, Stream *compute, Stream *down, Stream *up, int layers, size_t bytes,
+                         BlockInputs *inputs);
 void block_inputs_close(BlockInputs *inputs);  // zeroed ones are fine
 size_t block_inputs_host_bytes(int layers, size_t bytes);
 

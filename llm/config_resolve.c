@@ -235,8 +235,8 @@ static Status check_ignored(const Config *c) {
 
 static Status check_offload(const Config *c, int ranks) {
     if (c->offload_params != OFFLOAD_NONE && c->offload_optimizer == OFFLOAD_NONE)
-        return fail_usage("--offload-params needs --offload-optimizer cpu or nvme: the optimizer's state is larger, is used once a "
-                          "step, and so leaves the device first");
+        return fail_usage("--offload-params needs --offload-optimizer cpu or nvme: the optimizer's state is larger, is used "
+                          "once a step, and so leaves the device first");
     if (c->offload_params != OFFLOAD_NONE && c->zero_stage != 3 && !c->plan)
         return fail_usage("--offload-params needs --zero 3: below, each rank keeps all parameters on its device");
     if (c->offload_optimizer != OFFLOAD_NONE && c->zero_stage == 0 && ranks > 1 && !c->plan)

@@ -173,8 +173,8 @@ Status device_host_alloc(Device *device, const char *name, size_t bytes, void **
 }
 
 Status device_offload_alloc(Device *device, MemoryCategory category, const char *name, size_t bytes, void **memory) {
-    return host_alloc(device, (Allocation){.bytes = bytes, .category = category, .name = name, .host = true, .offloaded = true},
-                      memory);
+    return host_alloc(
+        device, (Allocation){.bytes = bytes, .category = category, .name = name, .host = true, .offloaded = true}, memory);
 }
 
 void device_host_free(Device *device, void *memory) {

@@ -5,8 +5,10 @@
 
 #include "llm/ops.h"
 
-void host_adamw(const AdamwArgs *args, int threads);                 // Ops.adamw
-void host_convert(void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len, int threads);  // Ops.convert
-void host_sumsq(float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len, int threads);  // Ops.sumsq_to_host
+void host_adamw(const AdamwArgs *args, int threads);  // Ops.adamw
+void host_convert(void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len,
+                  int threads);  // Ops.convert
+void host_sumsq(float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len,
+                int threads);  // Ops.sumsq_to_host
 
 #endif

@@ -41,8 +41,11 @@ static void move_pages(const NvmeEngine *engine, int fd) {
         int in_flight = 0;
         for (int i = 0; i < N; i++) {
             int page = pass == 0 ? i : N - 1 - i;
-            requests[i] = (NvmeRequest){.memory = (pass == 0 ? out : in) + page * NVME_ALIGN, .offset = page * NVME_ALIGN,
-                                        .bytes = NVME_ALIGN, .write = pass == 0, .in_flight = true};
+            requests[i] = (NvmeRequest){.memory = (pass == 0 ? out : in) + page * NVME_ALIGN,
+                                        .offset = page * NVME_ALIGN,
+                                        .bytes = NVME_ALIGN,
+                                        .write = pass == 0,
+                                        .in_flight = true};
             if (in_flight == DEPTH) {
                 assert_int_equal(engine->complete(impl), 0);
                 in_flight--;
@@ -208,7 +211,8 @@ static void state_comes_back(void **unused) {
         OffloadLevel level;
         int kinds;
         size_t buffer;
-    } cases[] = {{OFFLOAD_CPU, 3, 1 << 16}, {OFFLOAD_NVME, 3, 1 << 16}, {OFFLOAD_NVME, 2, 1 << 16}, {OFFLOAD_NVME, 3, 8 << 20}};
+    } cases[] = {
+        {OFFLOAD_CPU, 3, 1 << 16}, {OFFLOAD_NVME, 3, 1 << 16}, {OFFLOAD_NVME, 2, 1 << 16}, {OFFLOAD_NVME, 3, 8 << 20}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         Fixture f;
         static float piece[1001];

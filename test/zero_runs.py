@@ -88,6 +88,25 @@ def full_product():
         yield bits, [{**bits, **next(variant), "stage": stage} for stage in STAGES]
 
 
+def offload_product():
+    """The classes of full_product with one to three ranks, each way to offload in each stage that it goes with, for
+    dev/matrix.py --offload: the first of each class runs without."""
+    turns = itertools.cycle(itertools.product(["on", "off"], [False, True], ["hooks", "delays", "threads"], [False, "on", "off"]))
+    for bits, _ in full_product():
+        if bits["ranks"] > 3:
+            continue
+        runs = []
+        for stage, way in itertools.product(STAGES, WAYS):
+            if (stage == 0 and bits["ranks"] > 1 and way != WAYS[0]) or (stage < 3 and way[1] != "none"):
+                continue
+            overlap, activations, faults, resume = next(turns)
+            plain = way == WAYS[0]
+            runs.append({**bits, "stage": stage, "way": way, "overlap": overlap, "activations": activations and not plain,
+                         "recompute": "full" if activations else "none", "faults": "hooks" if plain else faults,
+                         "resume": False if plain else resume, "chunk": None})
+        yield bits, runs
+
+
 def same_bits(bits, stage):
     """Stages that must agree have the same key: all with one micro-batch, else 0 with 1 and 2 with 3."""
     return 0 if bits["accum"] == 1 else stage // 2

@@ -91,8 +91,8 @@ Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *comp
     Grads *g = calloc(1, sizeof *g);
     if (!g)
         return fail("out of host memory");
-    *g = (Grads){.device = device, .layout = layout, .comm = comm, .compute = compute, .reduce = reduce, .options = options,
-                 .offload = offload};
+    *g = (Grads){.device = device, .layout = layout, .comm = comm, .compute = compute, .reduce = reduce,
+                 .options = options, .offload = offload};
     Status status = OK;
     g->slots_used = sharded(g) || options.grad_dtype != DTYPE_FP32;
     g->reduced = calloc((size_t)layout->n_units, sizeof *g->reduced);

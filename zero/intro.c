@@ -29,6 +29,19 @@ static Status predict_traffic(const Intro *r, cJSON *fields) {
     return OK;
 }
 
+static void introduce_offload(const Intro *r, RunLog *log) {
+    const Config *c = r->config;
+    static const char *const places[] = {"on the device", "in host memory", "in a file"};
+    if (c->offload_optimizer == OFFLOAD_NONE && !c->offload_activations)
+        return;
+    log_line(log, "offload  optimizer state %s, parameters %s, block inputs %s", places[c->offload_optimizer],
+             places[c->offload_params], places[c->offload_activations ? OFFLOAD_CPU : OFFLOAD_NONE]);
+    if (r->predicted.nvme > 0)
+        log_line(log, "         %.1f MB a rank in %s, which go with the run", (double)r->predicted.nvme / 1e6, c->nvme_path);
+    if (device_kind(r->device) == DEVICE_CPU)
+        log_line(log, "         device and host memory are the same chips here: what is in host memory saves nothing");
+}
+
 Status introduce(const Intro *r, RunLog *log) {
     const Config *c = r->config;
     int n_ranks = comm_size(r->comm);
@@ -45,9 +58,7 @@ Status introduce(const Intro *r, RunLog *log) {
     log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
              c->micro_batch, c->grad_accum, n_ranks, c->seq_len);
     double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
-    if (c->offload_optimizer != OFFLOAD_NONE && device_kind(r->device) == DEVICE_CPU)
-        log_line(log, "offload  to host memory saves nothing here, where device and host memory are the same%s",
-                 c->offload_optimizer == OFFLOAD_NVME ? "; what is in files does" : ": nvme would");
+    introduce_offload(r, log);
     log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
              r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);
     PlanBytes measured = plan_measured(r->device);

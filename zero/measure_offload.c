@@ -32,11 +32,26 @@ static Status updates(Device *device, Dtype dtype, double *len_per_s) {
     Status status = OK;
     for (size_t k = 0; k < sizeof state / sizeof *state; k++)
         TRY_GOTO(device_host_alloc(device, "measured update", UPDATE_LEN * sizeof(float), (void **)&state[k]), done);
-    const AdamwArgs args = {.len = UPDATE_LEN, .master = state[STATE_MASTER], .m = state[STATE_M], .v = state[STATE_V],
-                            .grad = state[STATE_KINDS], .param = state[STATE_KINDS + 1], .param_dtype = dtype,
-                            .grad_dtype = DTYPE_FP32, .grad_divisor = 1, .grad_factor = 1, .lr = 1e-3f, .beta1 = 0.9f,
-                            .beta2 = 0.95f, .eps = 1e-8f, .bias_correction1 = 1, .bias_correction2 = 1, .kind = OPT_ADAMW,
-                            .n_ranges = 1, .range_end = {UPDATE_LEN}, .range_decay = {true}};
+    const AdamwArgs args = {.len = UPDATE_LEN,
+                            .master = state[STATE_MASTER],
+                            .m = state[STATE_M],
+                            .v = state[STATE_V],
+                            .grad = state[STATE_KINDS],
+                            .param = state[STATE_KINDS + 1],
+                            .param_dtype = dtype,
+                            .grad_dtype = DTYPE_FP32,
+                            .grad_divisor = 1,
+                            .grad_factor = 1,
+                            .lr = 1e-3f,
+                            .beta1 = 0.9f,
+                            .beta2 = 0.95f,
+                            .eps = 1e-8f,
+                            .bias_correction1 = 1,
+                            .bias_correction2 = 1,
+                            .kind = OPT_ADAMW,
+                            .n_ranges = 1,
+                            .range_end = {UPDATE_LEN},
+                            .range_decay = {true}};
     for (int i = 0; i < ROUNDS; i++) {
         double start = comm_clock();
         host_adamw(&args, device_host_threads(device));
@@ -55,8 +70,10 @@ static Status requests(NvmeQueue *queue, char *memory, size_t bytes, bool write_
     for (int i = 0; i < NVME_PIECES; i++) {
         NvmeRequest *r = &all[i % OFFLOAD_BUFFERS];
         TRY(nvme_wait(queue, r));
-        *r = (NvmeRequest){.memory = memory + (size_t)(i % OFFLOAD_BUFFERS) * bytes, .offset = (int64_t)i * (int64_t)bytes,
-                           .bytes = bytes, .write = write_only || i % 2};
+        *r = (NvmeRequest){.memory = memory + (size_t)(i % OFFLOAD_BUFFERS) * bytes,
+                           .offset = (int64_t)i * (int64_t)bytes,
+                           .bytes = bytes,
+                           .write = write_only || i % 2};
         TRY(nvme_start(queue, r));
     }
     for (int i = 0; i < OFFLOAD_BUFFERS; i++)

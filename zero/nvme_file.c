@@ -45,8 +45,10 @@ static int open_nameless(const NvmeFile *f) {
 static Status too_full(const NvmeFile *f, int64_t bytes) {
     struct statvfs info;
     double available = statvfs(f->directory, &info) == 0 ? (double)info.f_bavail * (double)info.f_frsize : 0;
-    return fail("--nvme-path %s: rank %d needs %lld bytes for its %s, and %.0f are free there: free some, or choose another "
-                "--nvme-path, --zero stage or number of ranks", f->directory, f->rank, (long long)bytes, f->what, available);
+    return fail(
+        "--nvme-path %s: rank %d needs %lld bytes for its %s, and %.0f are free there: free some, or choose another "
+        "--nvme-path, --zero stage or number of ranks",
+        f->directory, f->rank, (long long)bytes, f->what, available);
 }
 
 static Status open_file(NvmeFile *f, int64_t bytes) {
@@ -112,7 +114,8 @@ Status nvme_queue_open(NvmeFile *file, int depth, NvmeQueue **queue) {
         return fail("out of host memory");
     *q = (NvmeQueue){.file = file, .depth = depth};
     int error = 0;
-    for (size_t i = hook_io_threads() ? sizeof engines / sizeof *engines - 1 : 0; i < sizeof engines / sizeof *engines && !q->engine; i++) {
+    for (size_t i = hook_io_threads() ? sizeof engines / sizeof *engines - 1 : 0;
+         i < sizeof engines / sizeof *engines && !q->engine; i++) {
         error = engines[i]->open(file->fd, depth, &q->impl);
         q->engine = error ? NULL : engines[i];
     }
@@ -153,8 +156,8 @@ Status nvme_start(NvmeQueue *q, NvmeRequest *r) {
     int error = q->engine->submit(q->impl, r);
     if (error) {
         r->in_flight = false;
-        return fail("rank %d cannot start to %s its %s in %s: %s", q->file->rank, r->write ? "write" : "read", q->file->what,
-                    q->file->directory, strerror(-error));
+        return fail("rank %d cannot start to %s its %s in %s: %s", q->file->rank, r->write ? "write" : "read",
+                    q->file->what, q->file->directory, strerror(-error));
     }
     r->started = true;
     q->in_flight++;
@@ -176,7 +179,8 @@ Status nvme_wait(NvmeQueue *q, NvmeRequest *r) {
         snprintf(why, sizeof why, "%s", strerror((int)-moved));
     else
         snprintf(why, sizeof why, "only %lld bytes were %s", (long long)moved, r->write ? "written" : "read");
-    return fail("rank %d: %s %lld bytes at offset %lld of the file of %s in %s failed: %s. The run cannot go on without them; "
-                "the last checkpoint is intact: check the disk, then resume from it", f->rank, r->write ? "writing" : "reading",
-                (long long)bytes, (long long)r->offset, f->what, f->directory, why);
+    return fail(
+        "rank %d: %s %lld bytes at offset %lld of the file of %s in %s failed: %s. The run cannot go on without them; "
+        "the last checkpoint is intact: check the disk, then resume from it",
+        f->rank, r->write ? "writing" : "reading", (long long)bytes, (long long)r->offset, f->what, f->directory, why);
 }

@@ -22,12 +22,12 @@ typedef struct NvmeQueue NvmeQueue;
 
 typedef struct NvmeRequest {
     void *memory;
-    int64_t offset;      // in the file
+    int64_t offset;  // in the file
     size_t bytes;
     bool write;
-    bool started;        // and not waited for. This and below belong to the queue
+    bool started;  // and not waited for. This and below belong to the queue
     bool in_flight;
-    int64_t result;      // bytes moved, or -errno
+    int64_t result;  // bytes moved, or -errno
 } NvmeRequest;
 
 // `what` names the file in messages and must outlive it (a literal).
@@ -37,7 +37,7 @@ bool nvme_is_direct(const NvmeFile *file);
 
 // At most `depth` requests in flight.
 Status nvme_queue_open(NvmeFile *file, int depth, NvmeQueue **queue);
-void nvme_queue_close(NvmeQueue *queue);  // waits for what is in flight; NULL is fine
+void nvme_queue_close(NvmeQueue *queue);              // waits for what is in flight; NULL is fine
 const char *nvme_queue_kind(const NvmeQueue *queue);  // "io_uring" or "threads"
 
 // Start a request, which stays where it is until nvme_wait returns. Waiting for one that was not started is fine.

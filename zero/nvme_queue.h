@@ -8,8 +8,8 @@ typedef struct NvmeEngine {
     const char *kind;
     // Allocates what it needs for a file descriptor and a depth; returns -errno, and then the next engine is tried.
     int (*open)(int fd, int depth, void **impl);
-    void (*close)(void *impl);                            // nothing is in flight
-    int (*submit)(void *impl, NvmeRequest *request);      // returns -errno
+    void (*close)(void *impl);                        // nothing is in flight
+    int (*submit)(void *impl, NvmeRequest *request);  // returns -errno
     // Wait until some request is done, set its result and clear in_flight. Returns -errno.
     int (*complete)(void *impl);
 } NvmeEngine;

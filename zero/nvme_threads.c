@@ -10,9 +10,9 @@ enum { MAX_THREADS = 8 };
 
 typedef struct Threads {
     int fd, depth, n_threads;
-    pthread_mutex_t mutex;       // guards everything below
+    pthread_mutex_t mutex;  // guards everything below
     pthread_cond_t changed;
-    NvmeRequest **waiting;       // ring of `depth`; number k is at k % depth
+    NvmeRequest **waiting;  // ring of `depth`; number k is at k % depth
     NvmeRequest **done;
     int64_t n_submitted, n_taken, n_done, n_completed;
     bool stop;
@@ -31,7 +31,8 @@ static void *work(void *argument) {
         pthread_mutex_unlock(&t->mutex);
         ssize_t moved;
         do
-            moved = r->write ? pwrite(t->fd, r->memory, r->bytes, r->offset) : pread(t->fd, r->memory, r->bytes, r->offset);
+            moved =
+                r->write ? pwrite(t->fd, r->memory, r->bytes, r->offset) : pread(t->fd, r->memory, r->bytes, r->offset);
         while (moved < 0 && errno == EINTR);
         r->result = moved < 0 ? -errno : moved;
         pthread_mutex_lock(&t->mutex);

@@ -4,12 +4,14 @@
 
 Status offload_open(Device *device, Stream *compute, OffloadOptions options, Offload **offload) {
     *offload = NULL;
-    if (options.optimizer == OFFLOAD_NONE && !options.activations)  // parameters follow the optimizer's state (config_resolve)
+    if (options.optimizer == OFFLOAD_NONE &&
+        !options.activations)  // parameters follow the optimizer's state (config_resolve)
         return OK;
     Offload *o = calloc(1, sizeof *o);
     if (!o)
         return fail("out of host memory");
-    *o = (Offload){.device = device, .options = options, .compute = compute, .down = compute, .up = compute, .fetch = compute};
+    *o = (Offload){
+        .device = device, .options = options, .compute = compute, .down = compute, .up = compute, .fetch = compute};
     Status status = OK;
     if (options.overlap) {
         TRY_GOTO(stream_create(device, STREAM_BACKGROUND, "down", &o->down), failed);
@@ -38,6 +40,23 @@ void offload_close(Offload *o) {
 
 bool offload_optimizer(const Offload *o) {
     return o && o->options.optimizer != OFFLOAD_NONE;
+}
+
+void offload_begin_step(Offload *o, Model *model) {
+    if (!o)
+        return;
+    offload_end_step(o, model);  // of an evaluation
+    o->stats = (OffloadStats){.bytes_down = 0};
+}
+
+const OffloadStats *offload_end_step(Offload *o, Model *model) {
+    if (!o)
+        return NULL;
+    int64_t down, up;
+    model_take_offloaded(model, &down, &up);
+    o->stats.bytes_down += down;
+    o->stats.bytes_up += up;
+    return &o->stats;
 }
 
 void offload_copy_down(Offload *o, void *host, const void *device, size_t bytes) {

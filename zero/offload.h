@@ -14,38 +14,43 @@
 #define ZERO_OFFLOAD_H
 
 #include "llm/config.h"
+#include "llm/model.h"
 #include "zero/comm.h"
 
 // What moves, and on what the host or the compute stream stood still.
 typedef struct OffloadStats {
-    int64_t bytes_down, bytes_up;        // between device and host
-    int64_t bytes_read, bytes_written;   // NVMe
+    int64_t bytes_down, bytes_up;       // between device and host
+    int64_t bytes_read, bytes_written;  // NVMe
     double copy_wait_s, nvme_wait_s;
-    double update_s;                     // the optimizer's walk over all tiles took, waits included
+    double update_s;  // the optimizer's walk over all tiles took, waits included
 } OffloadStats;
 
 typedef struct OffloadOptions {
-    bool activations;                    // block inputs (llm/block_inputs.h)
-    OffloadLevel optimizer, params;      // gradient shards are in host memory where optimizer is not OFFLOAD_NONE
+    bool activations;                // block inputs (llm/block_inputs.h)
+    OffloadLevel optimizer, params;  // gradient shards are in host memory where optimizer is not OFFLOAD_NONE
     const char *nvme_path;
-    size_t nvme_buffer;                  // bytes of a request
-    int state_kinds;                     // of optimizer state: master weights and one moment or two
-    bool overlap;                        // false: copies happen on the compute stream
-    int rank;                            // for messages
+    size_t nvme_buffer;  // bytes of a request
+    int state_kinds;     // of optimizer state: master weights and one moment or two
+    bool overlap;        // false: copies happen on the compute stream
+    int rank;            // for messages
 } OffloadOptions;
 
 typedef struct Offload {
     Device *device;
     OffloadOptions options;
     Stream *compute, *down, *up;
-    Stream *fetch;                       // parameter shards on their way to the device
-    OffloadStats stats;                  // of the step: whoever starts a step zeroes it
+    Stream *fetch;       // parameter shards on their way to the device
+    OffloadStats stats;  // of the step
 } Offload;
 
 // `offload` is NULL where nothing is offloaded, and all that takes an Offload takes NULL.
 Status offload_open(Device *device, Stream *compute, OffloadOptions options, Offload **offload);
-void offload_close(Offload *offload);    // waits for the streams; NULL is fine
+void offload_close(Offload *offload);            // waits for the streams; NULL is fine
 bool offload_optimizer(const Offload *offload);  // the optimizer's state and the gradient shards are not on the device
+
+// The counters of one step; offload_end_step adds what the model moved and returns them.
+void offload_begin_step(Offload *offload, Model *model);
+const OffloadStats *offload_end_step(Offload *offload, Model *model);
 
 // Enqueue a copy on `down` or `up`, and count it.
 void offload_copy_down(Offload *offload, void *host, const void *device, size_t bytes);

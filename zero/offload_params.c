@@ -12,14 +12,14 @@ enum {
 };
 
 typedef struct Staging {
-    void *memory;      // device: the longest shard
-    int unit;          // what it holds, or will hold once `ready` is reached; -1: nothing of use
-    Event *ready;      // (fetch stream)
-    Event *released;   // (gather stream)
+    void *memory;     // device: the longest shard
+    int unit;         // what it holds, or will hold once `ready` is reached; -1: nothing of use
+    Event *ready;     // (fetch stream)
+    Event *released;  // (gather stream)
 } Staging;
 
 typedef struct Piece {
-    void *memory;      // host
+    void *memory;  // host
     NvmeRequest request;
 } Piece;
 
@@ -29,16 +29,16 @@ struct OffloadParams {
     Comm *comm;
     Dtype dtype;
     Staging stagings[OFFLOAD_STAGINGS];
-    int next;                    // the staging buffer that is used next
-    char *memory;                // cpu: the shards, as in the layout's shard array
+    int next;      // the staging buffer that is used next
+    char *memory;  // cpu: the shards, as in the layout's shard array
     // nvme
     NvmeFile *file;
-    NvmeQueue *reads, *writes;   // of the fetch stream's thread, and of the caller's
-    int64_t *unit_offset;        // (n_units) of a shard in the file
-    size_t piece_bytes;          // longest request of the fetch stream
+    NvmeQueue *reads, *writes;  // of the fetch stream's thread, and of the caller's
+    int64_t *unit_offset;       // (n_units) of a shard in the file
+    size_t piece_bytes;         // longest request of the fetch stream
     Piece readers[READERS];
     Piece writers[WRITERS];
-    int writer;                  // the one that is filled next
+    int writer;  // the one that is filled next
 };
 
 // ---- sizes ----
@@ -66,7 +66,8 @@ static size_t file_bytes(const Layout *layout, Dtype dtype, int64_t *unit_offset
 }
 
 static size_t reader_bytes(const Layout *layout, const OffloadOptions *options, Dtype dtype) {
-    size_t most = round_up(longest_bytes(layout, dtype), NVME_ALIGN), piece = options->nvme_buffer / NVME_ALIGN * NVME_ALIGN;
+    size_t most = round_up(longest_bytes(layout, dtype), NVME_ALIGN),
+           piece = options->nvme_buffer / NVME_ALIGN * NVME_ALIGN;
     return piece < most ? piece : most;
 }
 
@@ -74,13 +75,14 @@ static size_t writer_bytes(const Layout *layout, const OffloadOptions *options, 
     return (size_t)offload_tile_len(layout, options) * dtype_bytes(dtype);
 }
 
-void offload_params_plan(const Layout *layout, const OffloadOptions *options, Dtype dtype, size_t device[MEM_CATEGORIES],
-                         size_t host[MEM_CATEGORIES], size_t *nvme) {
+void offload_params_plan(const Layout *layout, const OffloadOptions *options, Dtype dtype,
+                         size_t device[MEM_CATEGORIES], size_t host[MEM_CATEGORIES], size_t *nvme) {
     device[MEM_STAGING] += OFFLOAD_STAGINGS * longest_bytes(layout, dtype);
     if (options->params == OFFLOAD_CPU) {
         host[MEM_PARAMETERS] += (size_t)layout->shard_len * dtype_bytes(dtype);
     } else {
-        host[MEM_STAGING] += READERS * reader_bytes(layout, options, dtype) + WRITERS * writer_bytes(layout, options, dtype);
+        host[MEM_STAGING] +=
+            READERS * reader_bytes(layout, options, dtype) + WRITERS * writer_bytes(layout, options, dtype);
         *nvme += file_bytes(layout, dtype, NULL);
     }
 }
@@ -119,8 +121,8 @@ static Status open_all(OffloadParams *p) {
     }
     if (p->offload->options.params == OFFLOAD_NVME)
         return open_file(p);
-    return device_offload_alloc(device, MEM_PARAMETERS, "parameter shards", (size_t)p->layout->shard_len * dtype_bytes(p->dtype),
-                                (void **)&p->memory);
+    return device_offload_alloc(device, MEM_PARAMETERS, "parameter shards",
+                                (size_t)p->layout->shard_len * dtype_bytes(p->dtype), (void **)&p->memory);
 }
 
 Status offload_params_open(Offload *offload, const Layout *layout, Comm *comm, Dtype dtype, OffloadParams **params) {
@@ -168,7 +170,8 @@ typedef struct ReadArguments {
 static Status start_read(OffloadParams *p, int u, int piece) {
     Piece *reader = &p->readers[piece % READERS];
     size_t begin = (size_t)piece * p->piece_bytes, all = round_up(shard_bytes(p->layout, u, p->dtype), NVME_ALIGN);
-    reader->request = (NvmeRequest){.memory = reader->memory, .offset = p->unit_offset[u] + (int64_t)begin,
+    reader->request = (NvmeRequest){.memory = reader->memory,
+                                    .offset = p->unit_offset[u] + (int64_t)begin,
                                     .bytes = all - begin < p->piece_bytes ? all - begin : p->piece_bytes};
     return nvme_start(p->reads, &reader->request);
 }
@@ -245,7 +248,8 @@ void offload_params_used(OffloadParams *p, int u, Stream *gather) {
 void offload_params_wait(OffloadParams *p, int u) {
     Staging *s = find(p, u);
     if (s)
-        offload_wait(p->offload, p->comm, s->ready, p->file ? &p->offload->stats.nvme_wait_s : &p->offload->stats.copy_wait_s);
+        offload_wait(p->offload, p->comm, s->ready,
+                     p->file ? &p->offload->stats.nvme_wait_s : &p->offload->stats.copy_wait_s);
 }
 
 // ---- the optimizer's side ----
@@ -275,8 +279,8 @@ Status offload_params_put(OffloadParams *p, int u, int64_t begin, int64_t len) {
     Piece *writer = &p->writers[p->writer];
     p->writer = (p->writer + 1) % WRITERS;
     size_t e = dtype_bytes(p->dtype), bytes = round_up((size_t)len * e, NVME_ALIGN);
-    writer->request = (NvmeRequest){.memory = writer->memory, .offset = p->unit_offset[u] + begin * (int64_t)e, .bytes = bytes,
-                                    .write = true};
+    writer->request = (NvmeRequest){
+        .memory = writer->memory, .offset = p->unit_offset[u] + begin * (int64_t)e, .bytes = bytes, .write = true};
     p->offload->stats.bytes_written += (int64_t)bytes;
     return nvme_start(p->writes, &writer->request);
 }

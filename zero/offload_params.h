@@ -35,7 +35,7 @@ Status offload_params_put(OffloadParams *params, int u, int64_t begin, int64_t l
 Status offload_params_flush(OffloadParams *params);
 
 // Adds what offload_params_open asks for.
-void offload_params_plan(const Layout *layout, const OffloadOptions *options, Dtype dtype, size_t device[MEM_CATEGORIES],
-                         size_t host[MEM_CATEGORIES], size_t *nvme);
+void offload_params_plan(const Layout *layout, const OffloadOptions *options, Dtype dtype,
+                         size_t device[MEM_CATEGORIES], size_t host[MEM_CATEGORIES], size_t *nvme);
 
 #endif

@@ -8,9 +8,9 @@
 
 // Where a walk, or its reading ahead, stands.
 typedef struct Cursor {
-    int u;          // n_units: at the end
-    int64_t begin;  // in the unit's shard
-    int64_t offset; // in the file
+    int u;           // n_units: at the end
+    int64_t begin;   // in the unit's shard
+    int64_t offset;  // in the file
     int number;
 } Cursor;
 
@@ -23,14 +23,14 @@ typedef struct Buffer {
 struct OffloadState {
     Offload *offload;
     const Layout *layout;
-    int n_kinds;                     // the first so many of StateKind: master, m, and v but for SGD
+    int n_kinds;  // the first so many of StateKind: master, m, and v but for SGD
     int64_t tile_len;
-    float *memory[STATE_KINDS];      // cpu: (shard_len) of the layout
-    NvmeFile *file;                  // nvme, like the rest
+    float *memory[STATE_KINDS];  // cpu: (shard_len) of the layout
+    NvmeFile *file;              // nvme, like the rest
     NvmeQueue *queue;
-    int64_t *unit_offset;            // (n_units) of a unit's first record in the file
+    int64_t *unit_offset;  // (n_units) of a unit's first record in the file
     Buffer buffers[OFFLOAD_BUFFERS];
-    Cursor next, ahead;              // the tile that is handed out next, and the one that is read next
+    Cursor next, ahead;  // the tile that is handed out next, and the one that is read next
 };
 
 static int64_t round_up(int64_t x, int64_t multiple) {
@@ -46,7 +46,8 @@ static int64_t min_i64(int64_t a, int64_t b) {
 int64_t offload_tile_len(const Layout *layout, const OffloadOptions *options) {
     int64_t len = OFFLOAD_TILE_LEN;
     if (options->optimizer == OFFLOAD_NVME)
-        len = (int64_t)(options->nvme_buffer / sizeof(float)) / options->state_kinds / OFFLOAD_PAD_LEN * OFFLOAD_PAD_LEN;
+        len =
+            (int64_t)(options->nvme_buffer / sizeof(float)) / options->state_kinds / OFFLOAD_PAD_LEN * OFFLOAD_PAD_LEN;
     return min_i64(len, round_up(layout_longest_shard(layout), OFFLOAD_PAD_LEN));
 }
 
@@ -68,7 +69,8 @@ int64_t offload_state_unit_bytes(const Layout *layout, const OffloadOptions *opt
     return unit_bytes(layout, u, offload_tile_len(layout, options), options->state_kinds);
 }
 
-void offload_state_plan(const Layout *layout, const OffloadOptions *options, size_t host[MEM_CATEGORIES], size_t *nvme) {
+void offload_state_plan(const Layout *layout, const OffloadOptions *options, size_t host[MEM_CATEGORIES],
+                        size_t *nvme) {
     int64_t longest = offload_tile_len(layout, options);
     int kinds = options->state_kinds;
     if (options->optimizer == OFFLOAD_CPU)
@@ -96,8 +98,8 @@ static void advance(const OffloadState *s, Cursor *c) {
 static Status open_memory(OffloadState *s) {
     static const char *const names[STATE_KINDS] = {"master weights", "first moment", "second moment"};
     for (int k = 0; k < s->n_kinds; k++)
-        TRY(device_offload_alloc(s->offload->device, MEM_OPTIMIZER, names[k], (size_t)s->layout->shard_len * sizeof(float),
-                                 (void **)&s->memory[k]));
+        TRY(device_offload_alloc(s->offload->device, MEM_OPTIMIZER, names[k],
+                                 (size_t)s->layout->shard_len * sizeof(float), (void **)&s->memory[k]));
     return OK;
 }
 
@@ -217,8 +219,8 @@ Status offload_state_end(OffloadState *s) {
 // ---- any part ----
 
 // One tile's part [from, from + len) of a kind, through the first buffer: whole blocks of the file around it.
-static Status move_part(OffloadState *s, StateKind kind, int u, int64_t tile_begin, int64_t from, int64_t len, float *host,
-                        bool write) {
+static Status move_part(OffloadState *s, StateKind kind, int u, int64_t tile_begin, int64_t from, int64_t len,
+                        float *host, bool write) {
     enum { BLOCK_LEN = NVME_ALIGN / sizeof(float) };
     int64_t record_len = round_up(tile_len(s->layout, u, tile_begin, s->tile_len), OFFLOAD_PAD_LEN);
     int64_t first = from / BLOCK_LEN * BLOCK_LEN, end = round_up(from + len, BLOCK_LEN);

@@ -30,10 +30,10 @@ enum {
 typedef struct OffloadState OffloadState;
 
 typedef struct StateTile {
-    int u;                       // elements [begin, begin + len) of the rank's shard of unit u; len 0: there is no more
+    int u;  // elements [begin, begin + len) of the rank's shard of unit u; len 0: there is no more
     int64_t begin, len;
-    float *state[STATE_KINDS];   // host memory; NULL: the optimizer has no such kind
-    int number;                  // of the walk's tiles
+    float *state[STATE_KINDS];  // host memory; NULL: the optimizer has no such kind
+    int number;                 // of the walk's tiles
 } StateTile;
 
 Status offload_state_open(Offload *offload, const Layout *layout, OffloadState **state);

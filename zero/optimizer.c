@@ -180,7 +180,8 @@ static AdamwArgs tile_args(const Optim *o, const AdamwArgs *unit, const StateTil
     a.master = tile->state[STATE_MASTER];
     a.m = tile->state[STATE_M];
     a.v = tile->state[STATE_V];
-    a.grad = (const char *)grads_shard(o->grads, tile->u, o->layout->shard) + (size_t)tile->begin * dtype_bytes(a.grad_dtype);
+    a.grad = (const char *)grads_shard(o->grads, tile->u, o->layout->shard) +
+             (size_t)tile->begin * dtype_bytes(a.grad_dtype);
     return a;
 }
 

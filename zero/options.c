@@ -38,5 +38,6 @@ int64_t options_input_bytes(const Config *c) {
 
 CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
     return (CommOptions){
-        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = layout_longest_shard(layout), .timeout = c->comm_timeout};
+        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = layout_longest_shard(layout),
+        .timeout = c->comm_timeout};
 }

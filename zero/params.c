@@ -68,8 +68,8 @@ static Status open_slots(Params *p) {
 static Status open_rooms(Params *p) {
     for (int i = 0; i < PARAMS_ROOMS; i++) {
         TRY(device_offload_alloc(p->device, MEM_STAGING, "updated parameters",
-                                 (size_t)offload_tile_len(p->layout, &p->offload->options) * dtype_bytes(p->options.dtype),
-                                 &p->rooms[i].memory));
+                                 (size_t)offload_tile_len(p->layout, &p->offload->options) *
+                                     dtype_bytes(p->options.dtype), &p->rooms[i].memory));
         TRY(event_create(p->device, &p->rooms[i].free));
     }
     return OK;
@@ -81,8 +81,8 @@ Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *com
     Params *p = calloc(1, sizeof *p);
     if (!p)
         return fail("out of host memory");
-    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather, .options = options,
-                  .offload = offload};
+    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather,
+                  .options = options, .offload = offload};
     Status status = OK;
     size_t e = dtype_bytes(options.dtype);
     p->published = calloc((size_t)layout->n_units, sizeof *p->published);
@@ -174,7 +174,7 @@ static bool needs_tied(const Params *p, int u) {
     return p->layout->tied && u == p->layout->n_units - 1;
 }
 
-// Offloaded parameters: compute is about to wait for unit u; bring the shard of unit `ahead` meanwhile, unless it is in a slot.
+// Offloaded parameters: compute is about to wait for unit u; bring the shard of unit `ahead` meanwhile, unless a slot has it.
 static void fetch_ahead(Params *p, int u, int ahead) {
     offload_params_wait(p->stored, u);
     if (ahead > 0 && ahead < p->layout->n_units && slot_of(p, ahead)->unit != ahead)

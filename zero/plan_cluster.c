@@ -46,7 +46,8 @@ static Status size_of(const Cluster *cluster, int n_ranks, int micro_batch, size
     return OK;
 }
 
-static TrafficInput traffic_input(const Cluster *cluster, const Layout *layout, int stage, int micro_batch, int grad_accum) {
+static TrafficInput traffic_input(const Cluster *cluster, const Layout *layout, int stage, int micro_batch,
+                                  int grad_accum) {
     const Config *c = cluster->config;
     const ClusterSpeed *speed = &cluster->speed;
     TrafficInput input = {.layout = layout,

@@ -22,7 +22,8 @@ PlanInput plan_with_way(const PlanInput *in, const PlanWay *way) {
 }
 
 bool plan_way_fits_stage(const PlanInput *in, const PlanWay *way, int stage) {
-    return way->optimizer == OFFLOAD_NONE || ((stage > 0 || in->n_ranks == 1) && (stage == 3 || way->params == OFFLOAD_NONE));
+    return way->optimizer == OFFLOAD_NONE ||
+           ((stage > 0 || in->n_ranks == 1) && (stage == 3 || way->params == OFFLOAD_NONE));
 }
 
 // One way in one stage.
@@ -83,15 +84,21 @@ Status plan_offload_print(const PlanInput *in, const TrafficInput *traffic, FILE
     for (int i = 1; i < PLAN_WAYS; i++) {
         const PlanWay *way = &plan_ways[i];
         Case cases[PLAN_STAGES];
-        Row rows[] = {{.label = "  device"}, {.label = "  host"}, {.label = "  NVMe"}, {.label = "  to the host"},
-                      {.label = "  to the device"}, {.label = "  NVMe read"}, {.label = "  NVMe written"},
-                      {.label = "  a step", .seconds = true}};
+        Row rows[] = {{.label = "  device"},        {.label = "  host"},
+                      {.label = "  NVMe"},          {.label = "  to the host"},
+                      {.label = "  to the device"}, {.label = "  NVMe read"},
+                      {.label = "  NVMe written"},  {.label = "  a step", .seconds = true}};
         for (int s = 0; s < PLAN_STAGES; s++) {
             Case *c = &cases[s];
             TRY(make_case(in, traffic, way, s, c));
             const OffloadStats *moved = &c->traffic.offload;
-            const double values[] = {c->device, c->host, c->nvme, (double)moved->bytes_down, (double)moved->bytes_up,
-                                     (double)moved->bytes_read, (double)moved->bytes_written,
+            const double values[] = {c->device,
+                                     c->host,
+                                     c->nvme,
+                                     (double)moved->bytes_down,
+                                     (double)moved->bytes_up,
+                                     (double)moved->bytes_read,
+                                     (double)moved->bytes_written,
                                      knows_seconds(traffic, way) ? c->traffic.step_s : 0};
             for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
                 rows[k].value[s] = values[k];
@@ -103,7 +110,8 @@ Status plan_offload_print(const PlanInput *in, const TrafficInput *traffic, FILE
     return OK;
 }
 
-Status plan_offload_recommend(const PlanInput *in, const TrafficInput *traffic, double margin, FILE *file, bool *found) {
+Status plan_offload_recommend(const PlanInput *in, const TrafficInput *traffic, double margin, FILE *file,
+                              bool *found) {
     char device[TEXT_BYTES], host[TEXT_BYTES], nvme[TEXT_BYTES], with[TEXT_BYTES], without[TEXT_BYTES];
     for (int i = 1; i < PLAN_WAYS; i++) {
         const PlanWay *way = &plan_ways[i];
@@ -121,7 +129,8 @@ Status plan_offload_recommend(const PlanInput *in, const TrafficInput *traffic, 
                 fprintf(file, "; a step takes %s, where it would take %s if all fitted on the device.\n",
                         short_seconds(c.traffic.step_s, with), short_seconds(plain.traffic.step_s, without));
             else
-                fprintf(file, "; it costs about %.0f%% of a step's time (--measure finds what it costs here).\n", 100 * way->cost);
+                fprintf(file, "; it costs about %.0f%% of a step's time (--measure finds what it costs here).\n",
+                        100 * way->cost);
             *found = true;
             return OK;
         }

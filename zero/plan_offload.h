@@ -26,6 +26,7 @@ Status plan_offload_print(const PlanInput *input, const TrafficInput *traffic, F
 
 // What offload would do where no stage fits without: a sentence with the way of least cost that leaves `margin` of
 // device_memory free, in the lowest stage, and what it costs. *found: there is one.
-Status plan_offload_recommend(const PlanInput *input, const TrafficInput *traffic, double margin, FILE *file, bool *found);
+Status plan_offload_recommend(const PlanInput *input, const TrafficInput *traffic, double margin, FILE *file,
+                              bool *found);
 
 #endif
