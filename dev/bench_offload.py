@@ -63,11 +63,13 @@ class Bench:
               f"{self.verdict(float(ratio), 0.90, float(ratio) >= 0.90)}", flush=True)
 
     def fio(self):
-        """Bytes/s, read and written together."""
+        """Bytes/s, read and written together, of a file as long as the optimizer's that was written once."""
         path = os.path.join(self.work, "fio")
-        report = json.loads(run(["fio", "--name=mixed", f"--filename={path}", f"--size={RECORD * 128}", "--rw=rw",
-                                 "--rwmixread=50", f"--bs={RECORD}", f"--iodepth={DEPTH}", "--ioengine=io_uring", "--direct=1",
-                                 "--time_based", f"--runtime={self.args.seconds}", "--output-format=json"]))
+        common = ["fio", f"--filename={path}", f"--size={RECORD * 179}", f"--bs={RECORD}", f"--iodepth={DEPTH}",
+                  "--ioengine=io_uring", "--direct=1", "--output-format=json"]
+        run(common + ["--name=before", "--rw=write"])
+        report = json.loads(run(common + ["--name=mixed", "--rw=rw", "--rwmixread=50", "--overwrite=1", "--time_based",
+                                          f"--runtime={self.args.seconds}"]))
         os.remove(path)
         job = report["jobs"][0]
         return job["read"]["bw_bytes"] + job["write"]["bw_bytes"]

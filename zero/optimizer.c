@@ -196,6 +196,7 @@ static Status walk_tiles(Optim *o, const AdamwArgs *step) {
         TRY(offload_state_next(o->offloaded, &tile));
         if (tile.len == 0)
             break;
+        trace_begin(o->compute, "update unit", tile.u);
         void *room;
         TRY(params_room(o->params, tile.u, tile.begin, &room));
         if (step) {
@@ -207,6 +208,7 @@ static Status walk_tiles(Optim *o, const AdamwArgs *step) {
         }
         TRY(params_put(o->params, tile.u, tile.begin, tile.len));
         TRY(offload_state_release(o->offloaded, &tile, step != NULL));
+        trace_end(o->compute);
         if (tile.begin + tile.len == o->layout->units[tile.u].shard_len)
             params_publish(o->params, tile.u);
     }
