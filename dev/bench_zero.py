@@ -54,6 +54,11 @@ class Bench:
         with h5py.File(self.shard, "w") as file:
             file["tokens"] = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint16)
         self.program = os.path.abspath(os.path.join(args.build, "train_gpt"))
+        # Both hosts are this machine: a rank and all its threads on one core, as compute_alone has it
+        self.pinned = os.path.join(work, "pinned")
+        with open(self.pinned, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nexec taskset -c $((OMPI_COMM_WORLD_RANK % {os.cpu_count()})) "$@"\n')
+        os.chmod(self.pinned, 0o755)
 
     def train(self, launcher, name, *options, steps):
         """The timed step events of a run."""
@@ -101,8 +106,8 @@ class Bench:
         run([HOSTS, self.hosts, "up", "2"])
         self.launcher = [HOSTS, "exec", self.hosts + "1", RUN_MPIRUN, "--hosts", f"{self.hosts}1,{self.hosts}2",
                          "--ranks-per-host", "1", "--threads", "1", "--interface", SUBNET, "--ssh-agent", f"{HOSTS} agent",
-                         "--max-restarts", "0", "--mca", "btl_tcp_flags", "send,inplace", "--mca", "btl_tcp_sndbuf", "262144",
-                         "--mca", "btl_tcp_rcvbuf", "262144"]
+                         "--max-restarts", "0", "--bind", "none", "--mca", "btl_tcp_flags", "send,inplace", "--mca",
+                         "btl_tcp_sndbuf", "262144", "--mca", "btl_tcp_rcvbuf", "262144"]
 
     def close_hosts(self):
         run([HOSTS, self.hosts, "down"])
@@ -139,7 +144,7 @@ class Bench:
 
     def network_alone(self):
         bench = os.path.abspath(os.path.join(self.args.build, "dev/bench_comm"))
-        out = run([*self.launcher, bench, "5", *self.model(1)])
+        out = run([*self.launcher, self.pinned, bench, "5", *self.model(1)])
         return json.loads(next(line for line in out.splitlines() if line.startswith("{")))
 
     def choose_batch(self, seconds):
@@ -149,7 +154,8 @@ class Bench:
         return micro_batch, *self.compute_alone(micro_batch)
 
     def step_seconds(self, micro_batch, stage):
-        steps = self.train(self.launcher, f"zero{stage}", *self.model(micro_batch), "--zero", str(stage), steps=self.args.steps)
+        steps = self.train([*self.launcher, self.pinned], f"zero{stage}", *self.model(micro_batch), "--zero", str(stage),
+                           steps=self.args.steps)
         return statistics.median(e["seconds"] for e in steps)
 
     def overlap(self):

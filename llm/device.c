@@ -4,20 +4,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llm/host_ops.h"
+
 const char *const memory_category_names[MEM_CATEGORIES] = {
     "parameters", "gradients", "optimizer", "activations", "slots", "workspace", "staging", "data",
 };
 
+static const DeviceBackend *backend_of(DeviceKind kind) {
+#ifdef HAVE_CUDA
+    if (kind == DEVICE_CUDA)
+        return &cuda_backend;
+#endif
+    return kind == DEVICE_CPU ? &cpu_backend : NULL;
+}
+
 Status device_open(const DeviceOptions *options, Device **device_out) {
     *device_out = NULL;
-    if (options->kind != DEVICE_CPU)
+    const DeviceBackend *backend = backend_of(options->kind);
+    if (!backend)
         return fail("this program was built without CUDA; use --device cpu");
     Device *device = calloc(1, sizeof *device);
     if (!device)
         return fail("out of host memory");
-    device->backend = &cpu_backend;
+    device->backend = backend;
     device->kind = options->kind;
     device->memory_limit = options->memory_limit;
+    device->host_threads = options->threads > 0 ? options->threads : host_cores(options->local_size);
     Status status = device->backend->open(device, options);
     if (status != OK) {
         free(device);

@@ -6,7 +6,7 @@
 #include "llm/ops.h"
 
 typedef struct DeviceBackend {
-    Status (*open)(Device *device, const DeviceOptions *options);  // fills name, threads (both), memory_size, native, ops, impl
+    Status (*open)(Device *device, const DeviceOptions *options);  // fills name, threads, memory_size, native, ops, impl
     void (*close)(Device *device);
     void *(*memory_alloc)(Device *device, size_t bytes);           // zeroed, aligned to 256 bytes; NULL: no room
     void (*memory_free)(Device *device, void *memory, size_t bytes);
@@ -28,7 +28,7 @@ typedef struct DeviceBackend {
     bool (*event_done)(const Event *event);
 } DeviceBackend;
 
-extern const DeviceBackend cpu_backend;
+extern const DeviceBackend cpu_backend, cuda_backend;
 
 typedef struct Allocation {
     void *memory;

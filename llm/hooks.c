@@ -94,4 +94,9 @@ int64_t hook_io(int rank, bool write, int64_t result) {
 bool hook_io_threads(void) {
     return getenv("ZERO_HOOK_IO_THREADS") != NULL;
 }
+
+int hook_host_group(int ranks) {
+    const char *text = getenv("ZERO_HOOK_HOST_GROUP");
+    return text ? atoi(text) : ranks;
+}
 #endif

@@ -11,6 +11,7 @@
 //     ZERO_HOOK_IO="rank read|write number fault"            that request to a file of offloaded state fails with the error
 //                                                            number `fault`, or moves half of its bytes where it is 0
 //     ZERO_HOOK_IO_THREADS=1                                 there is no io_uring
+//     ZERO_HOOK_HOST_GROUP=G                                 the order of sums is that of hosts of G ranks
 #ifndef LLM_HOOKS_H
 #define LLM_HOOKS_H
 
@@ -34,6 +35,7 @@ void hook_flip(Stream *stream, int rank, int unit, int64_t step, void *parameter
 // without io_uring.
 int64_t hook_io(int rank, bool write, int64_t result);
 bool hook_io_threads(void);
+int hook_host_group(int ranks);  // what to take for the ranks of each host
 #else
 enum { HOOKS = 0 };
 
@@ -60,6 +62,9 @@ static inline int64_t hook_io(int rank, bool write, int64_t result) {
 }
 static inline bool hook_io_threads(void) {
     return false;
+}
+static inline int hook_host_group(int ranks) {
+    return ranks;
 }
 #endif
 

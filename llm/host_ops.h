@@ -5,10 +5,12 @@
 
 #include "llm/ops.h"
 
-void host_adamw(const AdamwArgs *args, int threads);  // Ops.adamw
-void host_convert(void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len,
-                  int threads);  // Ops.convert
-void host_sumsq(float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len,
-                int threads);  // Ops.sumsq_to_host
+// As Ops.adamw, Ops.convert and Ops.sumsq_to_host.
+void host_adamw(const AdamwArgs *args, int threads);
+void host_convert(void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len, int threads);
+void host_sumsq(float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len, int threads);
+
+// Cores for this process, one of local_size on this host: those its launcher bound it to, or if it did not, a fair share.
+int host_cores(int local_size);
 
 #endif

@@ -40,6 +40,7 @@ typedef struct RopeTable {
 
 // One flat piece of optimizer state: `len` consecutive elements of a unit. Everything here is fp32 but `grad` and `param`.
 enum { ADAMW_MAX_RANGES = 24 };
+typedef enum OptKind { OPT_ADAMW, OPT_ADAM, OPT_SGD } OptKind;
 typedef struct AdamwArgs {
     int64_t len;
     float *master;        // (len) weights to update; in fp32 runs these are the parameters themselves
@@ -52,7 +53,7 @@ typedef struct AdamwArgs {
     float grad_factor;    // min(1, clip / (norm + 1e-6))
     float lr, beta1, beta2, eps, weight_decay, momentum;
     float bias_correction1, bias_correction2;  // 1 - beta^t, formed in double on the host
-    enum { OPT_ADAMW, OPT_ADAM, OPT_SGD } kind;
+    OptKind kind;
     // Weight decay applies to elements [range_end[i-1], range_end[i]) where range_decay[i]; range_end[n_ranges-1] == len.
     int n_ranges;
     int64_t range_end[ADAMW_MAX_RANGES];
@@ -147,6 +148,6 @@ typedef struct Ops {
 
 enum { SUMSQ_TILE = 4096, SUMSQ_LANES = 256 };
 
-extern const Ops cpu_ops;
+extern const Ops cpu_ops, cuda_ops;
 
 #endif

@@ -97,7 +97,7 @@ if [ -n "$bandwidth" ]; then
     hosts=cmp$(LC_ALL=C tr -dc '[:lower:]' </dev/urandom | head -c 4 || true)
     scripts/hosts.sh "$hosts" up "$ranks"
     names=$(seq -s , -f "$hosts%.0f" "$ranks")
-    launch=(scripts/hosts.sh exec "${hosts}1" scripts/run_mpirun.sh --hosts "$names" --ranks-per-host 1 --interface "$SUBNET"
+    launch=(scripts/hosts.sh exec "${hosts}1" scripts/run_mpirun.sh --hosts "$names" --ranks-per-host 1 --bind none --interface "$SUBNET"
         --ssh-agent "$PWD/scripts/hosts.sh agent" --mca btl_tcp_flags "send,inplace"
         --mca btl_tcp_sndbuf 262144 --mca btl_tcp_rcvbuf 262144)
     [ -n "$threads" ] || threads=$(($(nproc) / ranks > 0 ? $(nproc) / ranks : 1)) # the hosts share this machine's cores

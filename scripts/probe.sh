@@ -68,6 +68,45 @@ int f(void) { return MPI_Init(0, 0); }' $mc $ml; then
 fi
 [ $mpi = 1 ] || no "MPI (package libopenmpi-dev): one rank only"
 
+# CUDA: one kernel is compiled and linked with what a program with it needs. cudart is linked in; cuBLASLt and NCCL are
+# found where the toolkit lies; none of them needs the driver, so the program starts on a machine without a GPU.
+cuda=0 nccl=0 home= archs= cuda_libs=
+find_cuda() {
+    home=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")}
+    nvcc=$home/bin/nvcc
+    [ -x "$nvcc" ] || return
+    for dir in "$home/lib64" "$home/lib"; do [ -e "$dir/libcudart_static.a" ] && break; done
+    cuda_libs="-L$dir -Wl,-rpath,$dir -lcublasLt -lcudart_static -lrt -lstdc++"
+    printf '#include <cublasLt.h>\n__global__ void k() {}\nextern "C" size_t f() { k<<<1, 1>>>(); return cublasLtGetVersion(); }\n' >"$tmp/k.cu"
+    # For the GPU of this machine if one answers; else for the data centre's and the newest that nvcc knows.
+    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        archs="-arch=native" names="the GPU here"
+    else
+        newest=$("$nvcc" --list-gpu-arch | sed 's/compute_//' | sort -n | tail -n 1)
+        archs="-gencode arch=compute_80,code=sm_80"
+        for a in 90 "$newest"; do archs="$archs -gencode arch=compute_$a,code=[sm_$a,compute_$a]"; done
+        names="sm_80, sm_90, sm_$newest and, as PTX, what lies between and after"
+    fi
+    "$nvcc" $archs -c -o "$tmp/k.o" "$tmp/k.cu" >"$tmp/log" 2>&1 || return
+    links 'unsigned long f(void); unsigned long (*g)(void) = f;' "$tmp/k.o" $cuda_libs -lm -ldl -pthread || return
+    cuda=1
+    if links '#include <nccl.h>
+int f(int *v) { return ncclGetVersion(v); }' -I"$home/include" -L"$dir" -lnccl; then nccl=1; cuda_libs="$cuda_libs -lnccl"; fi
+}
+if [ "$CUDA" = 0 ]; then no "CUDA: left out (CUDA=0)"; else find_cuda; fi
+if [ $cuda = 1 ]; then
+    yes "CUDA: $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') in $home, for $names, with cuBLASLt"
+    cflags="$cflags -DHAVE_CUDA"
+    if [ $nccl = 1 ]; then yes "NCCL: many GPUs"; cflags="$cflags -DHAVE_NCCL"; else no "NCCL: one GPU only"; fi
+elif [ "$CUDA" != 0 ]; then no "CUDA (nvcc, cudart and cuBLASLt; CUDA_HOME says where): the CPU only"; fi
+
 echo "FOUND_CFLAGS := $cflags"
 echo "FOUND_LIBS := $libs"
 echo "HAVE_MPI := $mpi"
+echo "HAVE_CUDA := $cuda"
+echo "HAVE_NCCL := $nccl"
+if [ $cuda = 1 ]; then
+    echo "NVCC := $nvcc"
+    echo "NVCC_ARCHS := $archs"
+    echo "CUDA_LIBS := $cuda_libs"
+fi

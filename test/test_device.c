@@ -1,5 +1,6 @@
-// test_device: memory accounts and their messages, the seal, and what streams and events promise (llm/device.h), on the
-// CPU.
+// test_device: memory accounts and their messages, the seal, and what streams and events promise (llm/device.h).
+//
+//     test_device [--device cpu|cuda]
 #include "test/check.h"
 
 #include <stdatomic.h>
@@ -7,9 +8,11 @@
 
 #include "llm/device.h"
 
+static DeviceKind subject = DEVICE_CPU;
+
 static Device *open_device(size_t memory_limit) {
     Device *device;
-    assert_ok(device_open(&(DeviceOptions){.kind = DEVICE_CPU, .threads = 2, .memory_limit = memory_limit}, &device));
+    assert_ok(device_open(&(DeviceOptions){.kind = subject, .threads = 2, .memory_limit = memory_limit}, &device));
     return device;
 }
 static Stream *open_stream(Device *device, StreamKind kind) {
@@ -26,12 +29,30 @@ static void sleep_ms(int ms) {
     nanosleep(&(struct timespec){.tv_nsec = ms * 1000000L}, NULL);
 }
 
+// What a device's memory holds, in host memory that the caller frees with device_host_free.
+static unsigned char *read_back(Device *device, Stream *stream, const void *memory, size_t bytes) {
+    void *host;
+    assert_ok(device_host_alloc(device, "read back", bytes, &host));
+    stream_copy(stream, host, memory, bytes);
+    assert_ok(stream_sync(stream));
+    return host;
+}
+static void assert_zero(Device *device, Stream *stream, const void *memory, size_t bytes) {
+    unsigned char *host = read_back(device, stream, memory, bytes);
+    for (size_t i = 0; i < bytes; i++)
+        assert_int_equal(host[i], 0);
+    device_host_free(device, host);
+}
+
 // ---- memory ----
 
 static void test_accounts(void **state) {
     (void)state;
     Device *device = open_device(0);
-    assert_int_equal(device_threads(device), 2);
+    Stream *stream = open_stream(device, STREAM_COMPUTE);
+    assert_int_equal(device_kind(device), subject);
+    assert_int_equal(device_threads(device), subject == DEVICE_CPU ? 2 : 1);
+    assert_true(device_memory_size(device) > 0);
     void *a, *b, *c, *host;
     assert_ok(device_alloc(device, MEM_PARAMETERS, "a", 1000, &a));
     assert_ok(device_alloc(device, MEM_PARAMETERS, "b", 3 << 20, &b));  // large ones come from elsewhere
@@ -41,8 +62,7 @@ static void test_accounts(void **state) {
     assert_int_equal(device_bytes(device, MEM_DATA), 1);
     assert_int_equal(device_host_bytes(device), 77);
     assert_int_equal((uintptr_t)a % 256 + (uintptr_t)b % 256 + (uintptr_t)c % 256, 0);
-    for (int i = 0; i < 3 << 20; i++)
-        assert_int_equal(((char *)b)[i], 0);
+    assert_zero(device, stream, b, 3 << 20);
     device_free(device, b);
     assert_int_equal(device_bytes(device, MEM_PARAMETERS), 1000);
     assert_int_equal(device_peak_bytes(device, MEM_PARAMETERS), 1000 + (3 << 20));
@@ -55,6 +75,7 @@ static void test_accounts(void **state) {
     device_host_free(device, host);
     assert_int_equal(device_bytes(device, MEM_PARAMETERS) + device_bytes(device, MEM_DATA) + device_host_bytes(device),
                      0);
+    stream_destroy(stream);
     device_close(device);
     device_close(NULL);
 }
@@ -74,11 +95,13 @@ static void test_limit(void **state) {
     device_free(device, b);
     device_close(device);
 
-#ifndef SANITIZE_BUILD        // AddressSanitizer ends the program instead
+#ifdef SANITIZE_BUILD
+    if (subject == DEVICE_CPU)  // AddressSanitizer ends the program instead
+        return;
+#endif
     device = open_device(0);  // no limit of ours, but more than any machine has
     assert_fails(device_alloc(device, MEM_OPTIMIZER, "moments", (size_t)1 << 60, &a), "no room for moments (optimizer");
     device_close(device);
-#endif
 }
 
 static void test_seal(void **state) {
@@ -106,10 +129,12 @@ static void test_scratch(void **state) {
     device_close(device);
 }
 
-static void test_no_cuda_here(void **state) {
+// Without CUDA in this program, without a GPU, or with more ranks than the host has GPUs.
+static void test_no_gpu(void **state) {
     (void)state;
     Device *device;
-    assert_fails(device_open(&(DeviceOptions){.kind = DEVICE_CUDA}, &device), "use --device cpu");
+    DeviceOptions options = {.kind = DEVICE_CUDA, .local_rank = 999, .local_size = 1000};
+    assert_fails(device_open(&options, &device), "use --device cpu");
     assert_null(device);
 }
 
@@ -183,24 +208,27 @@ static void test_copy_and_zero(void **state) {
     (void)state;
     enum { BYTES = (5 << 20) + 13 };  // enough for threads, not a multiple of anything
     Device *device = open_device(0);
-    void *to, *from;
-    assert_ok(device_host_alloc(device, "from", BYTES, &from));
+    void *to;
+    unsigned char *from;
+    assert_ok(device_host_alloc(device, "from", BYTES, (void **)&from));
     assert_ok(device_alloc(device, MEM_DATA, "to", BYTES + 1, &to));
     for (int i = 0; i < BYTES; i++)
-        ((unsigned char *)from)[i] = (unsigned char)(i * 31 + i / 256);
+        from[i] = (unsigned char)(i * 31 + i / 256);
     for (int k = 0; k < 2; k++) {
         Stream *stream = open_stream(device, k ? STREAM_BACKGROUND : STREAM_COMPUTE);
-        ((unsigned char *)to)[BYTES] = 5;
+        char *end = (char *)to + BYTES;
+        stream_copy(stream, end, from + 5, 1);
         stream_copy(stream, to, from, BYTES);
-        assert_ok(stream_sync(stream));
-        assert_memory_equal(to, from, BYTES);
+        unsigned char *back = read_back(device, stream, to, BYTES);
+        assert_memory_equal(back, from, BYTES);
+        device_host_free(device, back);
         stream_zero(stream, to, BYTES);
         stream_copy(stream, to, from, 0);
         stream_zero(stream, NULL, 0);
-        assert_ok(stream_sync(stream));
-        for (int i = 0; i < BYTES; i++)
-            assert_int_equal(((unsigned char *)to)[i], 0);
-        assert_int_equal(((unsigned char *)to)[BYTES], 5);
+        assert_zero(device, stream, to, BYTES);
+        back = read_back(device, stream, end, 1);
+        assert_int_equal(*back, from[5]);
+        device_host_free(device, back);
         stream_destroy(stream);
     }
     device_free(device, to);
@@ -227,12 +255,18 @@ static void test_sticky_error(void **state) {
         Stream *other = open_stream(device, STREAM_BACKGROUND);
         Event *event = open_event(device);
         int list[4], n = 0;
-        char memory[8] = "before", from[8] = "after";
+        char *memory, *from;
+        assert_ok(device_host_alloc(device, "memory", 8, (void **)&memory));
+        assert_ok(device_host_alloc(device, "from", 8, (void **)&from));
+        strcpy(memory, "before");
+        strcpy(from, "after");
         stream_call(stream, append, &(Append){list, &n, 1, 0}, sizeof(Append));
         stream_call(stream, fail_with, &(FailWith){"the disk is full", k == 1}, sizeof(FailWith));
         stream_call(stream, fail_with, &(FailWith){"a later error", false}, sizeof(FailWith));
         stream_call(stream, append, &(Append){list, &n, 2, 0}, sizeof(Append));
-        stream_copy(stream, memory, from, sizeof memory);
+        if (subject == DEVICE_CUDA)  // where the host learns of it later
+            assert_int_equal(stream_sync(stream), k == 1 ? BAD_USAGE : FAILED);
+        stream_copy(stream, memory, from, 8);
         event_record(event, stream);
         stream_wait(other, event);  // must not hang
         stream_call(other, append, &(Append){list, &n, 3, 0}, sizeof(Append));
@@ -247,6 +281,8 @@ static void test_sticky_error(void **state) {
         assert_int_equal(n, 2);
         assert_int_equal(list[0] * 10 + list[1], 13);
         assert_string_equal(memory, "before");
+        device_host_free(device, memory);
+        device_host_free(device, from);
         event_destroy(event);
         stream_destroy(stream);
         stream_destroy(other);
@@ -353,10 +389,11 @@ static void test_event_marks(void **state) {
     stream_call(slow, step, &(Step){&clock, &late, 30}, sizeof(Step));
     event_record(event, slow);
     assert_ok(stream_sync(waiter));
-    assert_int_equal(second, 2);
+    if (subject == DEVICE_CPU)  // a simulated device does not know how long things take
+        assert_int_equal(second, 2);
     assert_ok(event_sync(event));
     assert_true(event_done(event));
-    assert_int_equal(late, 3);
+    assert_int_equal(second + late, 5);
     stream_destroy(slow);
     stream_destroy(fast);
     stream_destroy(waiter);
@@ -377,11 +414,13 @@ static void test_destroy_waits(void **state) {
     device_close(device);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--device") == 0 && strcmp(argv[2], "cuda") == 0)
+        subject = DEVICE_CUDA;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accounts),       cmocka_unit_test(test_limit),
         cmocka_unit_test(test_seal),           cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_no_cuda_here),   cmocka_unit_test(test_stream_order),
+        cmocka_unit_test(test_no_gpu),         cmocka_unit_test(test_stream_order),
         cmocka_unit_test(test_call_arguments), cmocka_unit_test(test_copy_and_zero),
         cmocka_unit_test(test_sticky_error),   cmocka_unit_test(test_slots),
         cmocka_unit_test(test_event_marks),    cmocka_unit_test(test_destroy_waits),

@@ -74,11 +74,12 @@ static void groups(void **state) {
     for (int rank = 0; rank < 12; rank++) {
         Layout layout, plain;
         make(&layout, 12, 4, rank);
-        make(&plain, 4, 0, rank % 4);
+        make(&plain, 12, 0, rank);
         assert_int_equal(layout.shard, rank % 4);
-        for (int u = 0; u < TOY_UNITS; u++) {  // the cuts of a group are those of as many ranks
+        for (int u = 0; u < TOY_UNITS; u++) {  // a shard is three whole cuts of those that 12 ranks make
             assert_int_equal(layout.units[u].full_len, plain.units[u].full_len);
-            assert_int_equal(layout.units[u].shard_len, plain.units[u].shard_len);
+            assert_int_equal(layout.units[u].shard_len, 3 * plain.units[u].shard_len);
+            assert_int_equal(layout.units[u].cut_len, plain.units[u].shard_len);
         }
         layout_free(&layout);
         layout_free(&plain);

@@ -11,7 +11,7 @@ import unittest
 import h5py
 import numpy as np
 
-from zero_runs import MODELS, STAGES, Base, covering_set, in_parallel, require_mpirun, run_config, same_bits
+from zero_runs import HOOKS, MODELS, STAGES, Base, covering_set, in_parallel, require_mpirun, run_config, same_bits
 
 
 class SameBits(Base):
@@ -50,6 +50,23 @@ class SameBits(Base):
         runs = in_parallel(lambda stage: self.run_well(4, flags + ["--zero", str(stage)], str(stage)), STAGES)
         for run in runs:
             self.assertEqual(run.hashes, runs[0].hashes)
+
+    def test_hybrid_sharding_is_zero_in_groups(self):
+        # Two groups of two ranks: sharded in each, or over all with the sums made as on two hosts. Clipping is active.
+        cases = [(stage, group) for stage in STAGES for group in ("0", "2")]
+
+        def run(case):
+            stage, group = case
+            flags = MODELS["gpt2"] + ["--dtype", "bf16", "--micro-batch", "1", "--grad-accum", "1", "--grad-clip", "0.25",
+                                      "--steps", "20", "--zero", str(stage), "--shard-group", group]
+            return self.run_well(4, flags, f"{stage}{group}", program=HOOKS, env={"ZERO_HOOK_HOST_GROUP": "2"})
+
+        runs = in_parallel(run, cases)
+        for case, result in zip(cases, runs):
+            self.assertEqual(result.hashes, runs[0].hashes, case)
+        flat = self.run_well(4, MODELS["gpt2"] + ["--dtype", "bf16", "--micro-batch", "1", "--grad-accum", "1", "--grad-clip",
+                                                  "0.25", "--steps", "20"], "flat")
+        self.assertNotEqual(flat.hashes, runs[0].hashes, "the order of the sums has changed nothing: the test shows nothing")
 
     def test_ranks_agree(self):
         # The same global batch on 1 to 4 ranks: the same samples, other orders of addition.

@@ -28,8 +28,8 @@ def unit_lens(model):
     return [sum(round_up(tensor, 64) for tensor in unit) for unit in [first] + [block] * layers + [last]]
 
 
-def shard_lens(model, group):
-    return [round_up(n, 64 * group) // group for n in unit_lens(model)]
+def shard_lens(model, ranks, group):
+    return [round_up(n, 64 * ranks) // group for n in unit_lens(model)]
 
 
 def gathers(n_units, tied, accum, after_forward):
@@ -64,7 +64,7 @@ def bytes_sent(config, ranks, after_forward=False):
     element = DTYPE_BYTES[precision["dtype"]]
     gradient = element if precision["grad_dtype"] == "param" else 4
     wire = element if precision["reduce_dtype"] == "param" else 4
-    shards = shard_lens(config["model"], group)
+    shards = shard_lens(config["model"], ranks, group)
     reductions = accum if stage >= 2 else 1
     sent = {"all_gather": 0, "reduce_scatter": reductions * (group - 1) * sum(shards) * wire,
             "all_reduce": reductions * (ranks // group - 1) * sum(shards) * 4}
@@ -84,7 +84,7 @@ def state_bytes(config, ranks):
     element = DTYPE_BYTES[precision["dtype"]]
     gradient = element if precision["grad_dtype"] == "param" else 4
     moments = 4 if config["optimizer"]["optimizer"] == "sgd" else 8
-    shards = shard_lens(config["model"], group)
+    shards = shard_lens(config["model"], ranks, group)
     full = [n * group for n in shards]
     ends = full[0] + full[-1] if tied else max(full[0], full[-1])
     slots = min(2, len(full) - 2) * full[1] + ends

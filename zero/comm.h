@@ -63,7 +63,7 @@ typedef struct CommOptions {
     CommShape shape;
     Dtype wire;           // what travels in comm_reduce_scatter
     int64_t max_len;      // the longest shard that will be reduced
-    int64_t piece_bytes;  // longest message; 0: 4 MiB. Does not change results
+    int64_t piece_bytes;  // longest message; 0: 512 KiB. Does not change results
     double timeout;       // seconds without progress that end the run
 } CommOptions;
 

@@ -9,9 +9,9 @@
 
 #include "zero/comm_mpi_world.h"
 
-// Sleep between polls: a tenth of the time since something moved, within these bounds. While no job is there MPI still
+// Sleep between polls: a quarter of the time since something moved, within these bounds. While no job is there MPI still
 // needs a call now and then, for messages that it has taken but not yet sent.
-enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 1000, PAUSE_IDLE_MAX_US = 20000 };
+enum { PAUSE_MIN_US = 50, PAUSE_BUSY_MAX_US = 500, PAUSE_IDLE_MAX_US = 20000 };
 
 static struct {
     pthread_t thread;
@@ -82,32 +82,62 @@ static void close_message(MpiFlow *flow, int slot) {
     flow->open_peer[slot] = flow->open_peer[last];
 }
 
-// Test what is under way in a flow. Returns whether something finished.
-static bool test_flow(MpiJob *job, MpiFlow *flow) {
-    if (flow->n_open == 0)
-        return false;
-    int n_finished, finished[MPI_WINDOW];
-    MPI_Status statuses[MPI_WINDOW];
-    int error = MPI_Testsome(flow->n_open, flow->open, &n_finished, finished, statuses);
+typedef struct UnderWay {
+    MpiJob *job;
+    MpiFlow *flow;
+    int slot;
+} UnderWay;
+
+// Close a message that has finished.
+static void finish(const UnderWay *w, const MPI_Status *status) {
+    MpiFlow *flow = w->flow;
+    MpiMessage m = flow->message(w->job->context, flow->open_index[w->slot]);
+    int bytes = 0;
+    if (!flow->sends)
+        MPI_Get_count(status, MPI_BYTE, &bytes);
+    if (!flow->sends && bytes != m.bytes)
+        mpi_end_message_failed(w->job, MPI_ERR_TRUNCATE, m.peer);  // MPI says so itself only when it was too long
+    flow->open[w->slot] = MPI_REQUEST_NULL;
+}
+
+static void close_finished(MpiFlow *flow) {
+    for (int slot = flow->n_open - 1; slot >= 0; slot--)
+        if (flow->open[slot] == MPI_REQUEST_NULL)
+            close_message(flow, slot);
+}
+
+// Test all that is under way, in one call: each call makes MPI look at every connection. moved[lane]: something of this
+// lane's job finished.
+static void test_jobs(MpiJob *const jobs[MPI_LANES], bool moved[MPI_LANES]) {
+    UnderWay under_way[MPI_LANES * MPI_MAX_FLOWS * MPI_WINDOW];
+    MPI_Request requests[MPI_LANES * MPI_MAX_FLOWS * MPI_WINDOW];
+    MPI_Status statuses[MPI_LANES * MPI_MAX_FLOWS * MPI_WINDOW];
+    int finished[MPI_LANES * MPI_MAX_FLOWS * MPI_WINDOW], n = 0, n_finished = 0;
+    for (int lane = 0; lane < MPI_LANES; lane++) {
+        for (int f = 0; jobs[lane] && f < jobs[lane]->n_flows; f++) {
+            MpiFlow *flow = &jobs[lane]->flows[f];
+            for (int slot = 0; slot < flow->n_open; slot++) {
+                requests[n] = flow->open[slot];
+                under_way[n++] = (UnderWay){jobs[lane], flow, slot};
+            }
+        }
+    }
+    if (n == 0)
+        return;
+    int error = MPI_Testsome(n, requests, &n_finished, finished, statuses);
     for (int i = 0; error == MPI_ERR_IN_STATUS && i < n_finished; i++)
         if (statuses[i].MPI_ERROR != MPI_SUCCESS)
-            mpi_end_message_failed(job, statuses[i].MPI_ERROR, flow->open_peer[finished[i]]);
+            mpi_end_message_failed(under_way[finished[i]].job, statuses[i].MPI_ERROR,
+                                   under_way[finished[i]].flow->open_peer[under_way[finished[i]].slot]);
     if (error != MPI_SUCCESS)
-        mpi_end_message_failed(job, error, flow->open_peer[0]);
-    bool gone[MPI_WINDOW] = {false};
+        mpi_end_message_failed(under_way[0].job, error, under_way[0].flow->open_peer[under_way[0].slot]);
     for (int i = 0; i < n_finished; i++) {
-        int slot = finished[i], bytes = 0;
-        MpiMessage m = flow->message(job->context, flow->open_index[slot]);
-        if (!flow->sends)
-            MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
-        if (!flow->sends && bytes != m.bytes)
-            mpi_end_message_failed(job, MPI_ERR_TRUNCATE, m.peer);  // MPI says so itself only when it was too long
-        gone[slot] = true;
+        finish(&under_way[finished[i]], &statuses[i]);
+        moved[under_way[finished[i]].job->lane] = true;
     }
-    for (int slot = MPI_WINDOW - 1; slot >= 0; slot--)
-        if (gone[slot])
-            close_message(flow, slot);
-    return n_finished > 0;
+    for (int lane = 0; lane < MPI_LANES; lane++)
+        for (int f = 0; moved[lane] && f < jobs[lane]->n_flows; f++)
+            close_finished(&jobs[lane]->flows[f]);
 }
 
 static int64_t complete_before(const MpiFlow *flow) {
@@ -139,17 +169,15 @@ static bool poll_jobs(bool *busy) {
     memcpy(jobs, mpi.jobs, sizeof jobs);
     pthread_mutex_unlock(&mpi.mutex);
     mpi_heed_others();
-    bool any = false;
+    bool any = false, moved[MPI_LANES] = {false};
+    for (int lane = 0; lane < MPI_LANES; lane++)
+        if (jobs[lane])
+            start_messages(jobs[lane]);
+    test_jobs(jobs, moved);
     for (int lane = 0; lane < MPI_LANES; lane++) {
-        if (!jobs[lane])
-            continue;
-        MpiJob *job = jobs[lane];
-        bool moved = false;
-        start_messages(job);
-        for (int f = 0; f < job->n_flows; f++)
-            moved |= test_flow(job, &job->flows[f]);
-        mpi_watch(job, moved);
-        any = any || moved;
+        if (jobs[lane])
+            mpi_watch(jobs[lane], moved[lane]);
+        any = any || moved[lane];
     }
     pthread_mutex_lock(&mpi.mutex);
     *busy = false;
@@ -180,7 +208,7 @@ static void wait_for_news(int microseconds) {
 }
 
 static int pause_us(double seconds_since_move, bool busy) {
-    double pause = 1e6 * seconds_since_move / 10, longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
+    double pause = 1e6 * seconds_since_move / 4, longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
     return pause < PAUSE_MIN_US ? PAUSE_MIN_US : (int)(pause < longest ? pause : longest);
 }
 

@@ -6,14 +6,16 @@
 // groups. So each addend travels inside its group, and only M-1 partial sums of a cut cross the network. Hybrid
 // sharding (S = G): level 1 gives cut j to local peer j; level 2: those of all groups exchange their partial sums. The
 // order of every addition is the same, so are the bits. Idea: hierarchical all-reduce (Goyal et al. 2017, §4.1).
+#include "llm/hooks.h"
 #include "zero/comm_backend.h"
 
-enum { DEFAULT_PIECE_BYTES = 4 << 20, STAGING_TARGET_BYTES = 64 << 20, PIECE_ALIGN = 64 };
+enum { DEFAULT_PIECE_BYTES = 1 << 19, STAGING_TARGET_BYTES = 64 << 20, PIECE_ALIGN = 64 };
 
 Status comm_shape_make(const CommWorld *world, int shard_group, int reduce_group, CommShape *shape) {
     int n = world->size, s = shard_group > 0 ? shard_group : n;
     bool hybrid = s < n;
-    int g = reduce_group > 0 ? reduce_group : hybrid ? s : world->host_group > 1 ? world->host_group : n;
+    int host_group = hook_host_group(world->host_group);
+    int g = reduce_group > 0 ? reduce_group : hybrid ? s : host_group > 1 ? host_group : n;
     if (s > n || n % s != 0)
         return fail_usage("--shard-group %d does not divide the number of ranks, %d", s, n);
     if (g > n || n % g != 0)

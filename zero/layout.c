@@ -32,8 +32,9 @@ Status layout_from_units(const UnitSpec *units, int n_units, bool tied, int n_ra
     for (int u = 0; u < n_units; u++) {
         UnitLayout *unit = &layout->units[u];
         unit->spec = units[u];
-        unit->full_len = round_up(unit->spec.len, (int64_t)TENSOR_ALIGN * group);
+        unit->full_len = round_up(unit->spec.len, (int64_t)TENSOR_ALIGN * n_ranks);
         unit->shard_len = unit->full_len / group;
+        unit->cut_len = unit->full_len / n_ranks;
         unit->full_offset = layout->full_len;
         unit->shard_offset = layout->shard_len;
         layout->full_len += unit->full_len;

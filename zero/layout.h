@@ -1,9 +1,10 @@
 // layout: which rank owns which elements of which tensor. Pure arithmetic: no memory, no communication.
 //
-// Every unit (llm/model.h) is one flat array, padded with zeros to a multiple of 64·S elements, where S is the number of
-// ranks it is sharded over (the shard group), and cut into S equal shards. Rank r owns elements
-// [s·shard_len, (s+1)·shard_len) of each unit, s = r mod S. The order of elements does not depend on N; only the padding
-// and the cuts do. A shard may begin inside a tensor, hold several, or hold nothing but padding: any size works with any N.
+// Every unit (llm/model.h) is one flat array, padded with zeros to a multiple of 64·N elements and cut into S equal shards,
+// where S is the number of ranks it is sharded over (the shard group). Rank r owns elements [s·shard_len, (s+1)·shard_len)
+// of each unit, s = r mod S. The order of elements does not depend on N; only the padding and the cuts do. A shard may begin
+// inside a tensor, hold several, or hold nothing but padding: any size works with any N.
+// A shard is N/S whole cuts of 1/N of the unit: what is summed cut by cut (the norm) does not depend on S.
 //
 // Units lie one after the other in a rank's full array (full_offset) and shards in a rank's shard array (shard_offset).
 // Idea: ZeRO (Rajbhandari et al. 2020), with units instead of buckets, as in FSDP (Zhao et al. 2023).
@@ -14,8 +15,9 @@
 
 typedef struct UnitLayout {
     UnitSpec spec;
-    int64_t full_len;      // elements with padding: a multiple of 64·S
+    int64_t full_len;      // elements with padding: a multiple of 64·N
     int64_t shard_len;     // full_len / S
+    int64_t cut_len;       // full_len / N
     int64_t full_offset;   // in the full array
     int64_t shard_offset;  // in the shard array
 } UnitLayout;

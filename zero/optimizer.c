@@ -23,7 +23,7 @@ struct OptimizerState {
     OffloadState *offloaded;    // instead of `state`; NULL: nothing is offloaded
     Offload *offload;
     float *tile_sums;           // host: squares of gradients by tile
-    double *sums;               // host: what ranks add up: a sum of squares a shard, then the loss
+    double *sums;               // host: what ranks add up: a sum of squares a cut, then the loss
     AdamwArgs *pieces;          // per unit: the elements that this rank updates, and what this step does to them
 };
 
@@ -134,11 +134,10 @@ Status optimizer_open(Device *device, const Layout *layout, Comm *comm, Stream *
 
     size_t tiles = 0;
     for (int u = 0; u < layout->n_units; u++)
-        tiles += (size_t)((layout->units[u].shard_len + SUMSQ_TILE - 1) / SUMSQ_TILE);
-    if (options.stage == 0)
-        tiles *= (size_t)layout->group;
+        tiles += (size_t)((layout->units[u].cut_len + SUMSQ_TILE - 1) / SUMSQ_TILE);
+    tiles *= (size_t)(options.stage == 0 ? layout->n_ranks : layout->n_ranks / layout->group);
     TRY_GOTO(device_host_alloc(device, "sums of squares", tiles * sizeof(float), (void **)&o->tile_sums), failed);
-    o->sums = calloc((size_t)layout->group + 1, sizeof *o->sums);
+    o->sums = calloc((size_t)layout->n_ranks + 1, sizeof *o->sums);
     o->pieces = calloc((size_t)layout->n_units, sizeof *o->pieces);
     if (!o->sums || !o->pieces) {
         status = fail("out of host memory");
@@ -273,8 +272,10 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
                          StepResult *result) {
     const Ops *ops = device_ops(o->device);
     const Layout *l = o->layout;
-    bool all_shards = o->options.stage == 0;
-    int first = all_shards ? 0 : l->shard, end = all_shards ? l->group : l->shard + 1;
+    // The cuts that this rank holds the gradient of: those of its shard, in stage 0 all.
+    bool all = o->options.stage == 0;
+    int cuts = l->n_ranks, in_shard = cuts / l->group;
+    int first = all ? 0 : l->shard * in_shard, end = all ? cuts : first + in_shard;
 
     for (int u = 0; u < l->n_units; u++)
         grads_wait(o->grads, u);
@@ -284,38 +285,37 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
         TRY(stream_sync(o->compute));
     }
     float *sums = o->tile_sums;
-    for (int s = first; s < end; s++) {
+    for (int c = first; c < end; c++) {
         for (int u = 0; u < l->n_units; u++) {
-            int64_t len = l->units[u].shard_len;
-            const void *shard = grads_shard(o->grads, u, s);
+            int64_t len = l->units[u].cut_len;
             Dtype dtype = grads_dtype(o->grads);
+            const char *shard = grads_shard(o->grads, u, c / in_shard);
+            const void *cut = shard + (size_t)(c % in_shard * len) * dtype_bytes(dtype);
             if (o->offloaded)
-                host_sumsq(sums, shard, dtype, (float)loss_scale, len, device_host_threads(o->device));
+                host_sumsq(sums, cut, dtype, (float)loss_scale, len, device_host_threads(o->device));
             else
-                ops->sumsq_to_host(o->compute, sums, shard, dtype, (float)loss_scale, len);
+                ops->sumsq_to_host(o->compute, sums, cut, dtype, (float)loss_scale, len);
             sums += (len + SUMSQ_TILE - 1) / SUMSQ_TILE;
         }
     }
     TRY(stream_sync(o->compute));  // the step's one host read
 
-    for (int s = 0; s <= l->group; s++)
-        o->sums[s] = 0;
+    for (int c = 0; c <= cuts; c++)
+        o->sums[c] = 0;
     int64_t tiles = (sums - o->tile_sums) / (end - first);
-    for (int s = first; s < end; s++)
+    // Every cut is counted once: stage 0 has them all on every rank, hybrid sharding has one set a group.
+    bool counts = all ? l->rank == 0 : l->rank < l->group;
+    for (int c = first; c < end && counts; c++)
         for (int64_t t = 0; t < tiles; t++)
-            o->sums[s] += o->tile_sums[(s - first) * tiles + t];
-    // Every shard is counted once: stage 0 has them all on every rank, hybrid sharding has one set a group.
-    bool counts = all_shards ? l->rank == 0 : l->rank < l->group;
-    for (int s = 0; s < l->group && !counts; s++)
-        o->sums[s] = 0;
+            o->sums[c] += o->tile_sums[(c - first) * tiles + t];
     for (int i = 0; i < n_micro; i++)
-        o->sums[l->group] += loss_sums[i];
-    TRY(comm_sum(o->comm, "norm and loss", o->sums, l->group + 1));
+        o->sums[cuts] += loss_sums[i];
+    TRY(comm_sum(o->comm, "norm and loss", o->sums, cuts + 1));
     trace_end(o->compute);
     double square = 0;
-    for (int s = 0; s < l->group; s++)
-        square += o->sums[s];
-    *result = (StepResult){.loss = o->sums[l->group] / n_valid, .norm = sqrt(square), .finite = isfinite(square)};
+    for (int c = 0; c < cuts; c++)
+        square += o->sums[c];
+    *result = (StepResult){.loss = o->sums[cuts] / n_valid, .norm = sqrt(square), .finite = isfinite(square)};
     return check_agreement(o, "loss scale and norm", loss_scale, result->norm);
 }
 

@@ -2,6 +2,8 @@
 #   plain      fast; also with CUDASIM_PROTECT=1, which stops host code that touches device memory
 #   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer
 #   race       the compiler's ThreadSanitizer hooks, answered by the simulator; libtsan is not linked
+# Only beside the plain release build, whose objects of the CPU's kernels are shared: no kernel of theirs runs here.
+ifeq ($(BUILD),build/release)
 CUDA_HOME ?= $(firstword $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc))) $(wildcard /usr/local/cuda))
 ifneq ($(wildcard $(CUDA_HOME)/include/cuda_runtime.h),)
 
@@ -30,11 +32,17 @@ SIM_LIB_SRC_plain := $(filter-out %/race.cpp %/tsan_hooks.cpp,$(SIM_LIB_SRC_race
 SIM_LIB_SRC_sanitize := $(SIM_LIB_SRC_plain)
 SIM_PROGRAMS := $(patsubst test/cudasim/%.cu,%,$(wildcard test/cudasim/*.cu))
 
-# The whole program, with what belongs to CUDA from *.cu; C is compiled with HAVE_CUDA. In the race build C is instrumented
-# too, so that what the host does to pinned memory is checked, but for the CPU's kernels, which never see any.
-SIM_CU_SRC := $(wildcard llm/cuda/*.cu zero/*.cu)
-sim_cflags = $(filter-out -fsanitize=% -fno-sanitize%,$(CFLAGS)) -DHAVE_CUDA \
-    $(if $(filter llm/cpu/%,$<),$(filter-out -fsanitize=thread,$(SIM_FLAGS_$(1))),$(SIM_FLAGS_$(1)))
+# The whole program, with what belongs to CUDA from *.cu; C is compiled with HAVE_CUDA and HAVE_NCCL. In the race build C
+# is instrumented too, so that what the host does to pinned memory is checked.
+SIM_CU_SRC := $(wildcard llm/cuda/*.cu) $(if $(filter 1,$(HAVE_MPI)),$(wildcard zero/*.cu))
+SIM_LDLIBS := $(filter-out $(CUDA_LIBS),$(LDLIBS))
+sim_cflags = $(CFLAGS) -DHAVE_CUDA -DHAVE_NCCL $(SIM_FLAGS_$(1))
+# Of the release build's objects: all of them where they are the same, the CPU's kernels everywhere.
+SIM_SHARED_plain := $(if $(filter 11,$(HAVE_CUDA)$(HAVE_NCCL)),$(LIB_OBJ),$(filter $(BUILD)/llm/cpu/%,$(LIB_OBJ)))
+SIM_SHARED_sanitize := $(filter $(BUILD)/llm/cpu/%,$(LIB_OBJ))
+SIM_SHARED_race := $(SIM_SHARED_sanitize)
+sim_objects = $(SIM_SHARED_$(1)) $(patsubst $(BUILD)/%,$(SIM_BUILD)/$(1)/%,$(filter-out $(SIM_SHARED_$(1)),$(LIB_OBJ))) \
+    $(SIM_CU_SRC:%.cu=$(SIM_BUILD)/$(1)/%.o)
 
 define sim_mode
 $(SIM_BUILD)/$(1)/dev/cudasim/%.o: dev/cudasim/%.cpp
@@ -44,22 +52,16 @@ $(SIM_BUILD)/$(1)/%.o: %.cu
 	    $(SIM_CXX) $(SIM_CXXFLAGS) $(SIM_CUFLAGS) $(SIM_FLAGS_$(1)) -c -o $$@ $$<
 $(SIM_BUILD)/$(1)/%.o: %.c
 	@mkdir -p $$(@D) && echo "  cc   $$< ($(1))" && $(SIM_CC) $$(call sim_cflags,$(1)) -c -o $$@ $$<
-$(foreach isa,$(ISAS),$(call sim_isa,$(1),$(isa)))
 $(SIM_BUILD)/$(1)/libcudasim.a: $(SIM_LIB_SRC_$(1):%.cpp=$(SIM_BUILD)/$(1)/%.o)
 	@rm -f $$@ && ar rcs $$@ $$^
-$(SIM_BUILD)/$(1)/libzero.a: $(patsubst $(BUILD)/%,$(SIM_BUILD)/$(1)/%,$(LIB_OBJ)) $(SIM_CU_SRC:%.cu=$(SIM_BUILD)/$(1)/%.o)
+$(SIM_BUILD)/$(1)/libzero.a: $(call sim_objects,$(1))
 	@rm -f $$@ && ar rcs $$@ $$^
 $(SIM_BUILD)/$(1)/train_gpt: $(SIM_BUILD)/$(1)/train_gpt.o $(SIM_BUILD)/$(1)/libzero.a $(SIM_BUILD)/$(1)/libcudasim.a
-	@echo "  link $$@" && $(SIM_CXX) -fopenmp $(SIM_LINK_$(1)) -o $$@ $$^ $(LDLIBS)
+	@echo "  link $$@" && $(SIM_CXX) -fopenmp $(SIM_LINK_$(1)) -o $$@ $$^ $(SIM_LDLIBS)
 $(SIM_BUILD)/$(1)/test/test_%: $(SIM_BUILD)/$(1)/test/test_%.o $(SIM_BUILD)/$(1)/libzero.a $(SIM_BUILD)/$(1)/libcudasim.a
-	@echo "  link $$@" && $(SIM_CXX) -fopenmp $(SIM_LINK_$(1)) -o $$@ $$^ -lcmocka $(LDLIBS)
+	@echo "  link $$@" && $(SIM_CXX) -fopenmp $(SIM_LINK_$(1)) -o $$@ $$^ -lcmocka $(SIM_LDLIBS)
 $(SIM_BUILD)/$(1)/test/cudasim/%: $(SIM_BUILD)/$(1)/test/cudasim/%.o $(SIM_BUILD)/$(1)/libcudasim.a
 	@echo "  link $$@" && $(SIM_CXX) $(SIM_LINK_$(1)) -o $$@ $$^ -ldl -pthread
-endef
-define sim_isa
-$(SIM_BUILD)/$(1)/%.$(2).o: %.c
-	@mkdir -p $$(@D) && echo "  cc   $$< ($(2), $(1))" && $(SIM_CC) $$(call sim_cflags,$(1)) $$(ISA_FLAGS_$(2)) -c -o $$@ $$<
-
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
 
@@ -67,4 +69,5 @@ $(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
 cudasim_tests: $(foreach mode,$(SIM_MODES),$(SIM_PROGRAMS:%=$(SIM_BUILD)/$(mode)/test/cudasim/%))
 tests: cudasim_tests
 
+endif
 endif

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "llm/hooks.h"
+#include "llm/host_ops.h"
 
 // ---- instruction sets ----
 
@@ -62,8 +63,7 @@ static void cpu_model_name(char *name, size_t name_bytes) {
     fclose(file);
 }
 
-// Cores for this process: those its launcher bound it to, or if it did not, a fair share of all.
-static int usable_cores(int local_size) {
+int host_cores(int local_size) {
     cpu_set_t set;
     int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);
@@ -94,7 +94,7 @@ static size_t host_memory(void) {
 }
 
 static Status cpu_open(Device *device, const DeviceOptions *options) {
-    device->threads = device->host_threads = options->threads > 0 ? options->threads : usable_cores(options->local_size);
+    device->threads = device->host_threads;
     device->memory_size = host_memory() / (size_t)(options->local_size > 1 ? options->local_size : 1);
     device->ops = &cpu_ops;
     device->native[DTYPE_FP32] = true;

@@ -1,0 +1,30 @@
+// The table of the CUDA device's operations.
+#include "llm/cuda/ops_cuda.cuh"
+
+const Ops cuda_ops = {
+    .name = "cuda",
+    .linear_forward = cuda_linear_forward,
+    .linear_backward_input = cuda_linear_backward_input,
+    .linear_backward_weight = cuda_linear_backward_weight,
+    .linear_scratch = cuda_linear_scratch,
+    .embedding_forward = cuda_embedding_forward,
+    .embedding_backward = cuda_embedding_backward,
+    .norm_forward = cuda_norm_forward,
+    .norm_backward = cuda_norm_backward,
+    .norm_scratch = cuda_norm_scratch,
+    .attention_forward = cuda_attention_forward,
+    .attention_backward = cuda_attention_backward,
+    .attention_scratch = cuda_attention_scratch,
+    .attention_decode = cuda_attention_decode,
+    .rope = cuda_rope,
+    .gelu_forward = cuda_gelu_forward,
+    .gelu_backward = cuda_gelu_backward,
+    .swiglu_forward = cuda_swiglu_forward,
+    .swiglu_backward = cuda_swiglu_backward,
+    .cross_entropy = cuda_cross_entropy,
+    .sum_to_host = cuda_sum_to_host,
+    .sumsq_to_host = cuda_sumsq_to_host,
+    .convert = cuda_convert,
+    .add = cuda_add,
+    .adamw = cuda_adamw,
+};
