@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llm/host_memory.h"
 #include "llm/host_ops.h"
 
 const char *const memory_category_names[MEM_CATEGORIES] = {
@@ -22,7 +23,7 @@ Status device_open(const DeviceOptions *options, Device **device_out) {
     *device_out = NULL;
     const DeviceBackend *backend = backend_of(options->kind);
     if (!backend)
-        return fail("this program was built without CUDA; use --device cpu");
+        return fail("this program was built without CUDA");
     Device *device = calloc(1, sizeof *device);
     if (!device)
         return fail("out of host memory");
@@ -30,6 +31,7 @@ Status device_open(const DeviceOptions *options, Device **device_out) {
     device->kind = options->kind;
     device->memory_limit = options->memory_limit;
     device->host_threads = options->threads > 0 ? options->threads : host_cores(options->local_size);
+    device->host_size = host_memory_size() / (size_t)(options->local_size > 1 ? options->local_size : 1);
     Status status = device->backend->open(device, options);
     if (status != OK) {
         free(device);
@@ -214,6 +216,16 @@ size_t device_file_bytes(const Device *device) {
 }
 void device_count_file(Device *device, int64_t bytes) {
     device->file_bytes += (size_t)bytes;
+}
+size_t device_host_bytes_of(const Device *device, const char *name) {
+    size_t bytes = 0;
+    for (int i = 0; i < device->n_allocations; i++)
+        if (device->allocations[i].host && strcmp(device->allocations[i].name, name) == 0)
+            bytes += device->allocations[i].bytes;
+    return bytes;
+}
+size_t device_host_size(const Device *device) {
+    return device->host_size;
 }
 size_t device_memory_size(const Device *device) {
     return device->memory_size;

@@ -83,6 +83,8 @@ size_t device_offload_bytes(const Device *device, MemoryCategory category);  // 
 size_t device_file_bytes(const Device *device);  // of files that hold what is offloaded, as told by device_count_file
 void device_count_file(Device *device, int64_t bytes);                       // a file grows or (negative) goes
 int device_host_threads(const Device *device);  // that this rank may use for arithmetic on the host
+size_t device_host_bytes_of(const Device *device, const char *name);  // of that name
+size_t device_host_size(const Device *device);  // this rank's share of the memory of its host (or cgroup); 0: not known
 size_t device_memory_size(const Device *device);  // bytes it has for this rank: its share of the host's, on the CPU; 0: not known
 void device_seal(Device *device, bool sealed);  // while sealed, device_alloc fails: "allocation after the first step"
 

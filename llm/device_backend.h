@@ -46,7 +46,7 @@ struct Device {
     char name[160];
     int threads, host_threads;
     bool native[3];              // by Dtype
-    size_t memory_limit, memory_size;
+    size_t memory_limit, memory_size, host_size;
     bool sealed;
     size_t bytes[MEM_CATEGORIES], peak_bytes[MEM_CATEGORIES], host_bytes, offload_bytes[MEM_CATEGORIES];
     size_t file_bytes;

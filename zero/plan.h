@@ -41,9 +41,12 @@ typedef struct PlanInput {
     size_t staging_bytes;       // buffers of collectives and checkpoints; 0 for one rank
     size_t device_memory;       // the most a rank may use; 0: no limit
     bool limit_is_found;        // the device has no more; the limit is not --device-memory
-    bool host_is_device;        // host and device memory are the same chips, and the limit found is of both together
     const PlanChoice *choices;  // choices[0]: the options as given. None (n_choices 0) with layout NULL
     int n_choices;
+    Choice async;               // --checkpoint-async; CHOICE_OFF also where nothing is ever saved
+    size_t snapshot_bytes;      // what asynchronous saves take of the host's memory (saver_snapshot_bytes)
+    size_t host_memory;         // of the host for this rank; 0: not known
+    bool device_is_host;        // then a snapshot, and what is offloaded to the host, shares the memory that was found
 } PlanInput;
 
 // What one rank asks for on every level.
@@ -51,11 +54,14 @@ typedef struct PlanBytes {
     size_t device[MEM_CATEGORIES];
     size_t host[MEM_CATEGORIES];  // device_offload_alloc
     size_t nvme;                  // of files
+    size_t snapshot;              // host memory of asynchronous saves; not filled by plan_stage
 } PlanBytes;
 
 typedef struct Plan {
     PlanBytes bytes[PLAN_STAGES];  // under choices[0]
-    size_t total[PLAN_STAGES];     // that counts against device_memory
+    size_t total[PLAN_STAGES];     // that counts against device_memory, without snapshots
+    bool async[PLAN_STAGES];       // saves are asynchronous
+    size_t snapshot[PLAN_STAGES];  // then their host memory
     double textbook[PLAN_STAGES];  // model states by the formulas above
 } Plan;
 
@@ -77,6 +83,9 @@ void plan_compute(const PlanInput *input, Plan *plan);
 size_t plan_stage(const PlanInput *input, int stage, const PlanChoice *choice, PlanBytes *bytes);
 // Whether what is offloaded can be in this stage: every rank would keep a copy of it in stage 0.
 bool plan_offloads(const PlanInput *input, int stage);
+
+// How saves are made in a stage, for people.
+void plan_describe_saves(const PlanInput *input, const Plan *plan, int stage, char *text, size_t text_bytes);
 
 // The table: a column a stage, a row a category; formulas, what fits, and the cheapest change that fits if the run does
 // not.

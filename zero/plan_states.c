@@ -75,6 +75,6 @@ size_t plan_stage(const PlanInput *in, int stage, const PlanChoice *choice, Plan
     add_states(in, stage, bytes);
     size_t total = 0;
     for (int c = 0; c < MEM_CATEGORIES; c++)
-        total += bytes->device[c] + (in->host_is_device ? bytes->host[c] : 0);
+        total += bytes->device[c] + (in->device_is_host && in->limit_is_found ? bytes->host[c] : 0);
     return total;
 }

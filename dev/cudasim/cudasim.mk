@@ -65,9 +65,12 @@ $(SIM_BUILD)/$(1)/test/cudasim/%: $(SIM_BUILD)/$(1)/test/cudasim/%.o $(SIM_BUILD
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
 
-.PHONY: cudasim_tests
+# What test/test_cudasim.py, test/test_cuda.py and test/test_cuda_ranks.py run.
+.PHONY: cudasim_tests cuda_tests
 cudasim_tests: $(foreach mode,$(SIM_MODES),$(SIM_PROGRAMS:%=$(SIM_BUILD)/$(mode)/test/cudasim/%))
-tests: cudasim_tests
+CUDA_TESTS := train_gpt test/test_device test/test_ops test/test_attention test/test_comm
+cuda_tests: $(foreach mode,$(SIM_MODES),$(CUDA_TESTS:%=$(SIM_BUILD)/$(mode)/%))
+tests: cudasim_tests cuda_tests
 
 endif
 endif

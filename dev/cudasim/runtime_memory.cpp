@@ -76,7 +76,9 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     *memory = nullptr;
     if (!bytes)
         return cudaSuccess;
-    if (bytes > settings().memory_bytes - device_memory().allocated_bytes())
+    static int allocations = 0;
+    if (++allocations == settings().malloc_fail ||
+        bytes > settings().memory_bytes - device_memory().allocated_bytes())
         return failed(cudaErrorMemoryAllocation);
     *memory = device_memory().allocate(bytes);
     return cudaSuccess;

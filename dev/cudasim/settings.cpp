@@ -48,6 +48,7 @@ Settings read_environment() {
     s.leaks = number("CUDASIM_LEAKS", 0) != 0;
     s.timeout_seconds = static_cast<int>(number("CUDASIM_TIMEOUT", 60));
     s.stats_file = getenv("CUDASIM_STATS");
+    s.malloc_fail = static_cast<int>(number("CUDASIM_MALLOC_FAIL", 0));
     s.nccl_fail = static_cast<int>(number("CUDASIM_NCCL_FAIL", 0));
     return s;
 }

@@ -13,6 +13,7 @@
 //   CUDASIM_TIMEOUT    seconds of CPU time after which a kernel, and seconds of silence after which a collective,
 //                      is stopped with its name (default 60)
 //   CUDASIM_STATS      file for the table of dev/cudasim/stats.h, written when the program ends
+//   CUDASIM_MALLOC_FAIL  n: the n-th allocation of device memory finds no room, whatever is free
 //   CUDASIM_NCCL_FAIL  n: the n-th collective of a process never ends; its communicator reports an asynchronous error
 #ifndef DEV_CUDASIM_SETTINGS_H
 #define DEV_CUDASIM_SETTINGS_H
@@ -33,6 +34,7 @@ struct Settings {
     bool protect, leaks;
     int timeout_seconds;
     const char *stats_file;  // NULL: none
+    int malloc_fail;         // 0: never
     int nccl_fail;           // 0: never
 };
 

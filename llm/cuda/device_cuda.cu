@@ -71,12 +71,11 @@ Status check_count(const DeviceOptions *options) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0)
-        return fail("no GPU answers (%s); use --device cpu",
-                    error == cudaSuccess ? "none found" : cudaGetErrorString(error));
+        return fail("no GPU answers (%s)", error == cudaSuccess ? "none is there" : cudaGetErrorString(error));
     int ranks = options->local_size > 1 ? options->local_size : 1;
     if (ranks > count || options->local_rank >= count)
-        return fail("%d ranks on this host, but %d GPU%s: start one rank a GPU, or use --device cpu", ranks, count,
-                    count == 1 ? "" : "s");
+        return fail_usage("%d ranks on this host, but %d GPU%s: start one rank a GPU, or use --device cpu", ranks, count,
+                          count == 1 ? "" : "s");
     return OK;
 }
 
@@ -93,7 +92,7 @@ Status cuda_open(Device *device, const DeviceOptions *options) {
         return fail("GPU %d does not answer: %s (%s)", options->local_rank, cudaGetErrorString(error),
                     cudaGetErrorName(error));
     if (properties.major < MIN_MAJOR)
-        return fail("GPU %d, %s, has compute capability %d.%d, and this program needs %d.0 or newer; use --device cpu",
+        return fail("GPU %d, %s, has compute capability %d.%d, and this program needs %d.0 or newer",
                     options->local_rank, properties.name, properties.major, properties.minor, MIN_MAJOR);
     CudaDevice *d = static_cast<CudaDevice *>(calloc(1, sizeof *d));
     if (!d)
