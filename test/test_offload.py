@@ -179,7 +179,7 @@ class Memory(Base):
 
 class Faults(Base):
     FLAGS = MODELS["gpt2"] + CHANNELS + ["--micro-batch", "1", "--dtype", "bf16", "--zero", "3", "--steps", "12",
-                                         "--checkpoint-every", "4"]
+                                         "--checkpoint-every", "4", "--checkpoint-async", "off"]
 
     def test_requests_that_fail(self):
         whole = self.run_well(2, self.FLAGS, "whole")
