@@ -46,6 +46,7 @@ typedef struct Run {
     Model *model;
     Params *params;
     Grads *grads;
+    Offload *offload;         // NULL: everything stays on the device
     Optim *optimizer;
     OptimizerView view;       // the optimizer's state as checkpoints and hashes see it
     RunState state;           // everything else that makes the next step the same
@@ -149,6 +150,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
+    offload_begin_step(r->offload, r->model);
     comm_set_step(r->comm, r->state.step + 1);
     trace_begin(r->compute, "step", r->state.step + 1);
 
@@ -181,6 +183,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
+    report->offload = offload_end_step(r->offload, r->model);
     report->save_wait_s = r->save_wait_s;
     r->save_wait_s = 0;
     return OK;
@@ -222,6 +225,7 @@ static Status evaluate(Run *r, double *loss) {
         totals[0] += r->loss_sums[0];
         totals[1] += (double)n_valid;
     }
+    TRY_GOTO(offload_check(r->offload), done);
     TRY_GOTO(comm_sum(r->comm, "validation loss", totals, 2), done);
     *loss = totals[0] / totals[1];
 done:
@@ -360,7 +364,7 @@ static Status train(Run *r) {
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
             TRY(replicas_check(&r->layout, options_zero(c), r->comm, r->compute, r->params, r->optimizer,
-                               r->view.view.staging));
+                               &r->view.view));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
         if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
@@ -480,9 +484,15 @@ static Status open_model(Run *r) {
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
     TRY(agree_on_saves(r));
-    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
-    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
-    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
+    TRY(offload_open(r->device, r->compute, options_offload(c, r->rank), &r->offload));
+    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, r->offload, &r->params));
+    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, r->offload, &r->grads));
+    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, r->offload,
+                       &r->optimizer));
+    if (model.offload_inputs) {
+        model.down = r->offload->down;
+        model.up = r->offload->up;
+    }
     TRY(model_open(r->device, r->compute, &model, &r->model));
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
     SaverOptions saver = {.out = c->out, .async = r->async, .keep = c->keep, .keep_every = c->keep_every,
@@ -558,6 +568,8 @@ static void close_run(Run *r) {
     for (int i = 0; i < 2; i++)
         if (streams[i] && stream_sync(streams[i]) != OK)
             status_clear();
+    if (offload_check(r->offload) != OK)
+        status_clear();
     loader_close(r->loader);
     saver_close(r->saver);
     log_close(r->log);
@@ -569,6 +581,7 @@ static void close_run(Run *r) {
     optimizer_close(r->optimizer);
     grads_close(r->grads);
     params_close(r->params);
+    offload_close(r->offload);
     comm_close(r->comm);
     layout_free(&r->layout);
     if (r->reduce != r->compute)
@@ -596,8 +609,8 @@ static Status predict(Run *r, PlanBytes *predicted) {
         input.limit_is_found = true;
     }
     plan_compute(&input, &plan);
-    *predicted = (PlanBytes){.snapshot = plan.snapshot[c->zero_stage]};
-    memcpy(predicted->bytes, plan.bytes[c->zero_stage], sizeof predicted->bytes);
+    *predicted = plan.bytes[c->zero_stage];
+    predicted->snapshot = plan.snapshot[c->zero_stage];
     plan_describe_saves(&input, &plan, c->zero_stage, r->saves, sizeof r->saves);
     r->async = plan.async[c->zero_stage];
     return plan_check(&input, &plan);
@@ -620,11 +633,14 @@ static Status run_plan(Run *r) {
     ClusterSpeed speed = {.flops = c->plan_flops, .bytes_per_s = c->plan_bandwidth / 8}, measured = {0};
     TRY(options_open_device(c, &r->world, &r->device, r->device_why, sizeof r->device_why));
     if (c->measure)
-        TRY(measure_speed(r->device, &r->world, c->dtype, &measured));
+        TRY(measure_speed(r->device, &r->world, c, &measured));
     if (speed.flops == 0)
         speed.flops = measured.flops;
     if (speed.bytes_per_s == 0)
         speed.bytes_per_s = measured.bytes_per_s;
+    speed.copy_bytes_per_s = measured.copy_bytes_per_s;
+    speed.update_len_per_s = measured.update_len_per_s;
+    speed.nvme_bytes_per_s = measured.nvme_bytes_per_s;
     return r->rank == 0 ? plan_cluster(c, r->device, speed, stdout) : OK;
 }
 

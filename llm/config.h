@@ -47,6 +47,7 @@ typedef enum Optimizer { OPTIMIZER_ADAMW, OPTIMIZER_ADAM, OPTIMIZER_SGD } Optimi
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum DeviceChoice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } DeviceChoice;
+typedef enum OffloadLevel { OFFLOAD_NONE, OFFLOAD_CPU, OFFLOAD_NVME } OffloadLevel;  // device, host memory, a file
 typedef enum Choice { CHOICE_OFF, CHOICE_ON, CHOICE_AUTO } Choice;
 typedef enum StateDtype { STATE_FP32, STATE_PARAM } StateDtype;  // fp32, or the parameters' dtype
 
@@ -85,6 +86,12 @@ typedef struct Config {
     int zero_stage;          // 0–3
     int shard_group;         // ranks a parameter group is sharded over; 0 = all
     bool overlap, deterministic;
+
+    // offload
+    OffloadLevel offload_optimizer, offload_params;
+    bool offload_activations;
+    const char *nvme_path;   // directory of the files that hold what is offloaded to nvme
+    size_t nvme_buffer;      // bytes that one request reads or writes
 
     // memory
     Recompute recompute;
