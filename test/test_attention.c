@@ -1,5 +1,7 @@
 // Flash attention against a plain double-precision one: every dtype, odd shapes, every instruction set, and the same
 // bits for every thread count. Backward's reference is itself checked by finite differences.
+//
+//     test_attention [--device cpu|cuda]
 #include <math.h>
 #include <sys/wait.h>
 
@@ -85,14 +87,20 @@ static void reference_backward(double *dqkv, const double *dout, const double *q
 
 // ---- one run on the device ----
 
+static DeviceKind subject = DEVICE_CPU;
+
+typedef struct Tensor {
+    void *device, *host;  // the host's copy is what tests write and read
+    size_t bytes;
+} Tensor;
+
 typedef struct Run {
     Device *device;
     Stream *stream;
     AttentionShape shape;
     Dtype dt;
     size_t qkv_len, out_len, lse_len;
-    void *qkv, *out, *dout, *dqkv;
-    float *lse;
+    Tensor qkv, out, dout, dqkv, lse;
 } Run;
 
 static float random_number(uint64_t *state) {  // roughly normal, variance 1
@@ -104,51 +112,78 @@ static float random_number(uint64_t *state) {  // roughly normal, variance 1
     return sum * 1.7320508f;
 }
 
-static void *new_array(Device *device, size_t bytes) {
-    void *memory;
-    assert_ok(device_alloc(device, MEM_ACTIVATIONS, "test", bytes, &memory));
-    return memory;
+static void push(Run *r, Tensor t) {
+    stream_copy(r->stream, t.device, t.host, t.bytes);
+}
+static void pull(Run *r, Tensor t) {
+    stream_copy(r->stream, t.host, t.device, t.bytes);
+    assert_ok(stream_sync(r->stream));
 }
 
-// Results are filled with NaN first: everything must be written. So is scratch: nothing may come from it.
+// NaN everywhere: results must be written.
+static Tensor new_tensor(Run *r, size_t bytes) {
+    Tensor t = {.bytes = bytes};
+    assert_ok(device_alloc(r->device, MEM_ACTIVATIONS, "test", bytes, &t.device));
+    assert_ok(device_host_alloc(r->device, "test", bytes, &t.host));
+    memset(t.host, 0xff, bytes);
+    push(r, t);
+    return t;
+}
+static void free_tensor(Run *r, Tensor t) {
+    device_free(r->device, t.device);
+    device_host_free(r->device, t.host);
+}
+
+// Scratch starts as NaN as well: nothing may come from it.
+static void reserve_scratch(Run *r) {
+    size_t bytes = device_ops(r->device)->attention_scratch(r->device, r->dt, r->shape);
+    assert_ok(device_reserve_scratch(r->device, bytes));
+    Tensor scratch = {.device = device_scratch(r->device, &bytes)};
+    scratch.bytes = bytes;
+    assert_ok(device_host_alloc(r->device, "test", bytes, &scratch.host));
+    memset(scratch.host, 0xff, bytes);
+    push(r, scratch);
+    assert_ok(stream_sync(r->stream));
+    device_host_free(r->device, scratch.host);
+}
+
 static Run run_open(int threads, Dtype dt, AttentionShape s, float magnitude) {
     Run r = {.shape = s, .dt = dt, .qkv_len = qkv_at(s, s.batch, 0, 0), .out_len = out_at(s, s.batch, 0, 0)};
     r.lse_len = (size_t)s.batch * (size_t)s.heads * (size_t)s.seq_len;
-    DeviceOptions options = {.kind = DEVICE_CPU, .threads = threads};
+    DeviceOptions options = {.kind = subject, .threads = threads};
     assert_ok(device_open(&options, &r.device));
     assert_ok(stream_create(r.device, STREAM_COMPUTE, "compute", &r.stream));
-    r.qkv = new_array(r.device, r.qkv_len * dtype_bytes(dt));
-    r.dqkv = new_array(r.device, r.qkv_len * dtype_bytes(dt));
-    r.out = new_array(r.device, r.out_len * dtype_bytes(dt));
-    r.dout = new_array(r.device, r.out_len * dtype_bytes(dt));
-    r.lse = new_array(r.device, r.lse_len * sizeof(float));
+    r.qkv = new_tensor(&r, r.qkv_len * dtype_bytes(dt));
+    r.dqkv = new_tensor(&r, r.qkv_len * dtype_bytes(dt));
+    r.out = new_tensor(&r, r.out_len * dtype_bytes(dt));
+    r.dout = new_tensor(&r, r.out_len * dtype_bytes(dt));
+    r.lse = new_tensor(&r, r.lse_len * sizeof(float));
+    assert_ok(stream_sync(r.stream));
     uint64_t seed = 7;
     for (size_t i = 0; i < r.qkv_len; i++)
-        dtype_store(dt, r.qkv, i, random_number(&seed) * magnitude);
+        dtype_store(dt, r.qkv.host, i, random_number(&seed) * magnitude);
     for (size_t i = 0; i < r.out_len; i++)
-        dtype_store(dt, r.dout, i, random_number(&seed));
-    memset(r.dqkv, 0xff, r.qkv_len * dtype_bytes(dt));
-    memset(r.out, 0xff, r.out_len * dtype_bytes(dt));
-    memset(r.lse, 0xff, r.lse_len * sizeof(float));
-    size_t scratch_bytes = device_ops(r.device)->attention_scratch(r.device, dt, s);
-    assert_ok(device_reserve_scratch(r.device, scratch_bytes));
-    memset(device_scratch(r.device, &scratch_bytes), 0xff, scratch_bytes);
+        dtype_store(dt, r.dout.host, i, random_number(&seed));
+    reserve_scratch(&r);
     return r;
 }
 
 static void run_both(Run *r) {
     const Ops *ops = device_ops(r->device);
-    ops->attention_forward(r->stream, r->dt, r->out, r->lse, r->qkv, r->shape);
-    ops->attention_backward(r->stream, r->dt, r->dqkv, r->dout, r->qkv, r->out, r->lse, r->shape);
-    assert_ok(stream_sync(r->stream));
+    push(r, r->qkv);
+    push(r, r->dout);
+    ops->attention_forward(r->stream, r->dt, r->out.device, r->lse.device, r->qkv.device, r->shape);
+    ops->attention_backward(r->stream, r->dt, r->dqkv.device, r->dout.device, r->qkv.device, r->out.device,
+                            r->lse.device, r->shape);
+    pull(r, r->out);
+    pull(r, r->lse);
+    pull(r, r->dqkv);
 }
 
 static void run_close(Run *r) {
-    device_free(r->device, r->qkv);
-    device_free(r->device, r->dqkv);
-    device_free(r->device, r->out);
-    device_free(r->device, r->dout);
-    device_free(r->device, r->lse);
+    const Tensor tensors[] = {r->qkv, r->out, r->dout, r->dqkv, r->lse};
+    for (int i = 0; i < 5; i++)
+        free_tensor(r, tensors[i]);
     stream_destroy(r->stream);
     device_close(r->device);
 }
@@ -181,9 +216,9 @@ static void check_error(const char *what, Dtype dt, AttentionShape s, double fou
 static void check_shape(Dtype dt, AttentionShape s, float magnitude, double tolerance) {
     Run r = run_open(2, dt, s, magnitude);
     run_both(&r);
-    double *qkv = as_double(dt, r.qkv, r.qkv_len), *dout = as_double(dt, r.dout, r.out_len);
-    double *out = as_double(dt, r.out, r.out_len), *dqkv = as_double(dt, r.dqkv, r.qkv_len);
-    double *lse = as_double(DTYPE_FP32, r.lse, r.lse_len);
+    double *qkv = as_double(dt, r.qkv.host, r.qkv_len), *dout = as_double(dt, r.dout.host, r.out_len);
+    double *out = as_double(dt, r.out.host, r.out_len), *dqkv = as_double(dt, r.dqkv.host, r.qkv_len);
+    double *lse = as_double(DTYPE_FP32, r.lse.host, r.lse_len);
     double *out_ref = malloc(r.out_len * sizeof(double)), *dqkv_ref = malloc(r.qkv_len * sizeof(double));
     double *lse_ref = malloc(r.lse_len * sizeof(double));
     reference_forward(out_ref, lse_ref, qkv, s);
@@ -210,13 +245,27 @@ static void check_shape(Dtype dt, AttentionShape s, float magnitude, double tole
     run_close(&r);
 }
 
-static const AttentionShape shapes[] = {
-    // B, T, heads, kv_heads, head_dim
+typedef struct Shapes {
+    const AttentionShape *list;
+    int n;
+} Shapes;
+
+// B, T, heads, kv_heads, head_dim
+static const AttentionShape cpu_shapes[] = {
     {1, 1, 1, 1, 64},    {2, 13, 4, 2, 8},   {1, 64, 1, 1, 64},  {1, 65, 2, 2, 1},
     {3, 130, 4, 1, 24},  {1, 257, 2, 1, 80}, {1, 300, 2, 2, 96}, {1, 200, 4, 2, 64},
     {2, 150, 2, 1, 128}, {1, 129, 3, 3, 33}, {1, 191, 1, 1, 15}, {1, 520, 1, 1, 64},
 };
-enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+// Around the tiles of 32, 64 and 128 rows, on and off tensor cores; small, as a simulated device is slow.
+static const AttentionShape cuda_shapes[] = {
+    {1, 1, 1, 1, 64},   {1, 17, 2, 1, 64}, {2, 64, 2, 2, 64},  {1, 129, 3, 3, 64},
+    {1, 200, 4, 2, 64}, {1, 1, 2, 2, 128}, {2, 33, 4, 1, 128}, {1, 129, 2, 1, 128},
+    {1, 17, 2, 1, 80},  {1, 65, 1, 1, 32}, {1, 33, 2, 2, 1},   {1, 40, 1, 1, 150},
+};
+static Shapes shapes(void) {
+    return subject == DEVICE_CPU ? (Shapes){cpu_shapes, sizeof cpu_shapes / sizeof *cpu_shapes}
+                                 : (Shapes){cuda_shapes, sizeof cuda_shapes / sizeof *cuda_shapes};
+}
 
 static double tolerance_of(Dtype dt) {
     return dt == DTYPE_FP32 ? 3e-6 : dt == DTYPE_BF16 ? 5e-3 : 6e-4;
@@ -225,8 +274,8 @@ static double tolerance_of(Dtype dt) {
 static void test_matches_reference(void **state) {
     (void)state;
     for (Dtype dt = DTYPE_FP32; dt <= DTYPE_FP16; dt++)
-        for (int i = 0; i < N_SHAPES; i++)
-            check_shape(dt, shapes[i], 1.0f, tolerance_of(dt));
+        for (int i = 0; i < shapes().n; i++)
+            check_shape(dt, shapes().list[i], 1.0f, tolerance_of(dt));
 }
 
 // Scores in the hundreds: exponentials would overflow without the running maximum. Rounding of the scores themselves is
@@ -241,7 +290,7 @@ static void test_reference_gradient(void **state) {
     (void)state;
     AttentionShape s = {2, 5, 4, 2, 3};
     Run r = run_open(1, DTYPE_FP32, s, 1.0f);
-    double *qkv = as_double(DTYPE_FP32, r.qkv, r.qkv_len), *dout = as_double(DTYPE_FP32, r.dout, r.out_len);
+    double *qkv = as_double(DTYPE_FP32, r.qkv.host, r.qkv_len), *dout = as_double(DTYPE_FP32, r.dout.host, r.out_len);
     double *dqkv = malloc(r.qkv_len * sizeof(double)), *out = malloc(r.out_len * sizeof(double));
     double *lse = malloc(r.lse_len * sizeof(double));
     reference_backward(dqkv, dout, qkv, s);
@@ -259,21 +308,24 @@ static void test_reference_gradient(void **state) {
     run_close(&r);
 }
 
-// One thread works in one pass, several threads on few heads in two: the bits must not show it.
+// On the CPU one thread works in one pass, several threads on few heads in two: the bits must not show it. A simulated
+// device in random order takes blocks and threads in another order each time.
 static void test_same_bits(void **state) {
     (void)state;
-    static const AttentionShape same[] = {{1, 300, 2, 1, 64}, {2, 140, 2, 2, 24}, {1, 513, 3, 3, 64}};
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+    static const AttentionShape on_cpu[] = {{1, 300, 2, 1, 64}, {2, 140, 2, 2, 24}, {1, 513, 3, 3, 64}};
+    static const AttentionShape on_cuda[] = {{1, 150, 4, 2, 64}, {2, 70, 2, 1, 128}, {1, 70, 2, 2, 24}};
+    static const int threads[] = {1, 1, 2, 3, 7};
+    const AttentionShape *same = subject == DEVICE_CPU ? on_cpu : on_cuda;
+    for (size_t i = 0; i < 3; i++)
         for (Dtype dt = DTYPE_FP32; dt <= DTYPE_FP16; dt++) {
-            static const int threads[] = {1, 1, 2, 3, 7};
             Run first = run_open(1, dt, same[i], 1.0f);
             run_both(&first);
-            for (size_t n = 0; n < sizeof threads / sizeof *threads; n++) {
+            for (size_t n = 0; n < (subject == DEVICE_CPU ? sizeof threads / sizeof *threads : 2); n++) {
                 Run r = run_open(threads[n], dt, same[i], 1.0f);
                 run_both(&r);
-                assert_memory_equal(r.out, first.out, r.out_len * dtype_bytes(dt));
-                assert_memory_equal(r.lse, first.lse, r.lse_len * sizeof(float));
-                assert_memory_equal(r.dqkv, first.dqkv, r.qkv_len * dtype_bytes(dt));
+                assert_memory_equal(r.out.host, first.out.host, r.out_len * dtype_bytes(dt));
+                assert_memory_equal(r.lse.host, first.lse.host, r.lse_len * sizeof(float));
+                assert_memory_equal(r.dqkv.host, first.dqkv.host, r.qkv_len * dtype_bytes(dt));
                 run_close(&r);
             }
             run_close(&first);
@@ -283,33 +335,35 @@ static void test_same_bits(void **state) {
 static void test_decode(void **state) {
     (void)state;
     for (Dtype dt = DTYPE_FP32; dt <= DTYPE_FP16; dt++)
-        for (int i = 0; i < N_SHAPES; i++) {
-            AttentionShape s = shapes[i];
+        for (int i = 0; i < shapes().n; i++) {
+            AttentionShape s = shapes().list[i];
             s.batch = 1;
             Run r = run_open(2, dt, s, 1.0f);
             const Ops *ops = device_ops(r.device);
-            ops->attention_forward(r.stream, dt, r.out, r.lse, r.qkv, s);
+            push(&r, r.qkv);
+            ops->attention_forward(r.stream, dt, r.out.device, r.lse.device, r.qkv.device, s);
+            pull(&r, r.out);
             int positions = s.seq_len + 3;
-            size_t row = (size_t)s.head_dim * dtype_bytes(dt),
-                   cache_bytes = (size_t)s.kv_heads * (size_t)positions * row;
-            char *k = new_array(r.device, cache_bytes), *v = new_array(r.device, cache_bytes);
-            void *out = new_array(r.device, (size_t)s.heads * row);
-            memset(k, 0xff, cache_bytes);
-            memset(v, 0xff, cache_bytes);
+            size_t row = (size_t)s.head_dim * dtype_bytes(dt);
+            size_t cache_bytes = (size_t)s.kv_heads * (size_t)positions * row;
+            Tensor k = new_tensor(&r, cache_bytes), v = new_tensor(&r, cache_bytes);
+            Tensor out = new_tensor(&r, (size_t)s.heads * row);
             for (int t = 0; t < s.seq_len; t++)
-                ops->attention_decode(r.stream, dt, out, k, v, (char *)r.qkv + qkv_at(s, 0, t, 0) * dtype_bytes(dt), s,
-                                      t, positions);
-            assert_ok(stream_sync(r.stream));
+                ops->attention_decode(r.stream, dt, out.device, k.device, v.device,
+                                      (char *)r.qkv.device + qkv_at(s, 0, t, 0) * dtype_bytes(dt), s, t, positions);
+            pull(&r, k);
+            pull(&r, v);
+            pull(&r, out);
             size_t n = (size_t)(s.heads * s.head_dim);
-            double *a = as_double(dt, out, n);
-            double *b = as_double(dt, (char *)r.out + out_at(s, 0, s.seq_len - 1, 0) * dtype_bytes(dt), n);
+            double *a = as_double(dt, out.host, n);
+            double *b = as_double(dt, (char *)r.out.host + out_at(s, 0, s.seq_len - 1, 0) * dtype_bytes(dt), n);
             check_error("decode", dt, s, error(a, b, n, 0.0), 2 * tolerance_of(dt));
             for (int h = 0; h < 2 * s.kv_heads; h++)  // the last token was appended to both caches
                 assert_memory_equal(
-                    (h < s.kv_heads ? k : v) + (size_t)(h % s.kv_heads * positions + s.seq_len - 1) * row,
-                    (char *)r.qkv + qkv_at(s, 0, s.seq_len - 1, s.heads + h) * dtype_bytes(dt), row);
+                    (char *)(h < s.kv_heads ? k : v).host + (size_t)(h % s.kv_heads * positions + s.seq_len - 1) * row,
+                    (char *)r.qkv.host + qkv_at(s, 0, s.seq_len - 1, s.heads + h) * dtype_bytes(dt), row);
             free(a), free(b);
-            device_free(r.device, k), device_free(r.device, v), device_free(r.device, out);
+            free_tensor(&r, k), free_tensor(&r, v), free_tensor(&r, out);
             run_close(&r);
         }
 }
@@ -321,11 +375,11 @@ static void test_non_finite(void **state) {
     for (Dtype dt = DTYPE_FP32; dt <= DTYPE_FP16; dt++)
         for (int part = 0; part < 3; part++) {
             Run r = run_open(1, dt, s, 1.0f);
-            dtype_store(dt, r.qkv, qkv_at(s, 0, 70, part) + 5, NAN);
+            dtype_store(dt, r.qkv.host, qkv_at(s, 0, 70, part) + 5, NAN);
             run_both(&r);
-            assert_true(isnan(dtype_load(dt, r.out, out_at(s, 0, 70, 0) + 5)));
-            assert_true(isnan(dtype_load(dt, r.dqkv, qkv_at(s, 0, 70, 0) + 5)));
-            assert_true(!isnan(dtype_load(dt, r.out, out_at(s, 0, 3, 0))));
+            assert_true(isnan(dtype_load(dt, r.out.host, out_at(s, 0, 70, 0) + 5)));
+            assert_true(isnan(dtype_load(dt, r.dqkv.host, qkv_at(s, 0, 70, 0) + 5)));
+            assert_true(!isnan(dtype_load(dt, r.out.host, out_at(s, 0, 3, 0))));
             run_close(&r);
         }
 }
@@ -334,6 +388,8 @@ static void test_non_finite(void **state) {
 static void test_other_instruction_sets(void **state) {
     char *const *argv = *state;
     static const char *const sets[] = {"base", "avx2"};
+    if (subject != DEVICE_CPU)
+        return;
     if (getenv("ZERO_ISA")) {
         print_message("skipped: ZERO_ISA is set, so this is one of the runs that this test starts\n");
         return;
@@ -358,7 +414,8 @@ static void test_other_instruction_sets(void **state) {
 }
 
 int main(int argc, char **argv) {
-    (void)argc;
+    if (argc == 3 && strcmp(argv[1], "--device") == 0 && strcmp(argv[2], "cuda") == 0)
+        subject = DEVICE_CUDA;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference_gradient),
         cmocka_unit_test(test_matches_reference),
