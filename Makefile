@@ -1,6 +1,7 @@
 # make            build train_gpt with what this machine has (it says what it found)
 # make test       build and run every test           make test SANITIZE=1   the same under AddressSanitizer and UBSan
 # make bench      measure speed on this machine      make bench-zero   measure what many ranks cost      make clean
+#                                                    make bench-save   measure what saving costs
 # Options: CC=clang  DEBUG=1 (-O0 -g)  MPI=0 (leave MPI out)  ONEDNN=0 (use OpenBLAS)  CUDA=0 (leave CUDA out)
 
 ifeq ($(origin CC),default)
@@ -63,7 +64,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.c=$(BUI
 CU_OBJ := $(CU_SRC:%.cu=$(BUILD)/%.o)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
-.PHONY: all test tests bench bench-zero clean format
+.PHONY: all test tests bench bench-zero bench-save clean format
 .SECONDARY:
 all: train_gpt
 train_gpt: $(BUILD)/train_gpt
@@ -102,6 +103,9 @@ bench: $(BUILD)/train_gpt $(BUILD)/dev/bench_peak $(BUILD)/dev/bench_loader
 # Two ranks beside one, overlap and the planner's seconds between two hosts, as ratios (root for the hosts; half an hour)
 bench-zero: $(BUILD)/train_gpt $(BUILD)/dev/bench_comm
 	@$(PYTHON) dev/bench_zero.py --build $(BUILD)
+# What saves cost training, as ratios within one run of gpt2-124m (five minutes)
+bench-save: $(BUILD)/train_gpt
+	@$(PYTHON) dev/bench_save.py --build $(BUILD)
 format:
 	@clang-format -i $(shell git ls-files '*.c' '*.h')
 clean:

@@ -20,6 +20,7 @@
 #include "zero/measure.h"
 #include "zero/explain.h"
 #include "zero/generate.h"
+#include "zero/heartbeat.h"
 #include "zero/hf.h"
 #include "zero/intro.h"
 #include "zero/optimizer_state.h"
@@ -28,6 +29,8 @@
 #include "zero/plan_cluster.h"
 #include "zero/replicas.h"
 #include "zero/run.h"
+#include "zero/saver.h"
+#include "zero/spikes.h"
 #include "zero/trace.h"
 
 typedef struct Run {
@@ -46,6 +49,9 @@ typedef struct Run {
     Optim *optimizer;
     OptimizerView view;       // the optimizer's state as checkpoints and hashes see it
     RunState state;           // everything else that makes the next step the same
+    Saver *saver;             // NULL without --out
+    bool async;               // saves are copied first, and written while training goes on
+    char saves[256];          // the same for people, and why
     Shards *train, *val;
     Loader *loader;
     Vocab *vocab;
@@ -59,6 +65,7 @@ typedef struct Run {
     double peak_flops;        // of this rank's device, measured; NAN if it was not
     int64_t end;              // the step after which this run ends: --stop-at, or --steps
     int64_t last_saved;       // step of the last checkpoint; -1: none
+    double save_wait_s;       // that saves have held training up since the last step
 } Run;
 
 // ---- one step ----
@@ -108,7 +115,35 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
     return OK;
 }
 
-// One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
+// A boundary that all ranks pass together: what was asked for, and a save's progress.
+static Status meet(Run *r, RunRequest *request) {
+    RunNews news = {.writing = saver_busy(r->saver)};
+    TRY(run_exchange(r->comm, &news));
+    *request = news.request > *request ? news.request : *request;
+    if (r->rank == 0)
+        heartbeat(r->config.out, r->state.step);
+    double start = comm_clock();
+    if (!news.writing)
+        TRY(saver_advance(r->saver));
+    r->save_wait_s += comm_clock() - start;
+    return OK;
+}
+
+// Whether the step's update is better left out, by every rank alike; the report says why.
+static bool skips(Run *r, StepReport *report) {
+    const Config *c = &r->config;
+    const StepResult *result = &report->result;
+    char *reason = report->skip_reason;
+    if (!result->finite) {
+        snprintf(reason, sizeof report->skip_reason, "gradients are not finite, loss scale %g", report->loss_scale);
+        return true;
+    }
+    bool loss = spikes_look(&r->state.losses, "loss", c->skip_loss_zscore, result->loss, reason, sizeof report->skip_reason);
+    bool norm = spikes_look(&r->state.norms, "norm", c->skip_norm_zscore, result->norm, reason, sizeof report->skip_reason);
+    return loss || norm;
+}
+
+// One step over the global batch. `*request` is what was asked for meanwhile; from REQUEST_TIME_OVER on it drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
@@ -118,23 +153,20 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     trace_begin(r->compute, "step", r->state.step + 1);
 
     for (int micro = 0; micro < c->grad_accum; micro++) {
-        RunRequest asked;
-        TRY(run_request(r->comm, &asked));
-        *request = asked > *request ? asked : *request;
-        if (*request == REQUEST_STOP)
+        TRY(meet(r, request));
+        if (*request >= REQUEST_TIME_OVER)
             return OK;
         TRY(micro_batch(r, r->loader, micro, scale, &report->data_wait_s));
     }
 
     TRY(optimizer_measure(r->optimizer, r->loss_sums, c->grad_accum, tokens, scale, &report->result));
-    if (report->result.finite) {
+    if (skips(r, report)) {
+        r->state.skipped++;
+    } else {
         TRY(optimizer_step(r->optimizer, report->lr, r->state.updates, scale, report->result.norm));
         r->state.updates++;
-        r->state.skipped_in_a_row = 0;
-    } else {
-        r->state.skipped++;
-        r->state.skipped_in_a_row++;
     }
+    r->state.skipped_in_a_row = report->result.finite ? 0 : r->state.skipped_in_a_row + 1;
     loss_scale_update(&r->state.scale, !report->result.finite);
     r->state.step++;
     r->state.samples += c->global_batch;
@@ -149,6 +181,8 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
+    report->save_wait_s = r->save_wait_s;
+    r->save_wait_s = 0;
     return OK;
 }
 
@@ -173,6 +207,8 @@ static Status evaluate(Run *r, double *loss) {
         int64_t n_valid;
         double waited;
         TRY_GOTO(loader_next(loader, &inputs, &targets, &n_valid, &waited), done);
+        if (r->rank == 0)
+            heartbeat(c->out, r->state.step);
         model_set_batch(r->model, inputs, targets);
         for (int u = 0; u <= head; u++) {
             UnitParams w = params_acquire(r->params, u, FORWARD);
@@ -217,29 +253,47 @@ static CheckpointRun checkpoint_run(const Run *r) {
                            .reduce_group = comm_shape(r->comm).reduce_group};
 }
 
-// A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
-static Status save(Run *r, bool *saved) {
-    *saved = false;
-    if (!r->config.out || r->last_saved == r->state.step) {
-        *saved = r->config.out != NULL;
-        return OK;
+// Called by the saver: a save has ended.
+static void save_ended(void *context, const SaveReport *report) {
+    Run *r = context;
+    if (report->saved) {
+        r->last_saved = report->step;
+        log_line(r->log, "checkpoint of step %lld saved in %.1f s%s%s", (long long)report->step, report->seconds,
+                 report->message[0] ? "; old ones stay: " : "", report->message);
+        return;
     }
+    log_line(r->log, "checkpoint of step %lld FAILED: %s", (long long)report->step, report->message);
+    cJSON *fields = cJSON_CreateObject();
+    cJSON_AddNumberToObject(fields, "step", (double)report->step);
+    cJSON_AddStringToObject(fields, "reason", report->message);
+    log_event(r->log, "checkpoint_failed", fields);
+}
+
+// Save this step. A save that fails is reported and leaves the previous checkpoint as the newest; training goes on.
+static Status save(Run *r) {
+    if (!r->saver || r->last_saved == r->state.step || saver_under_way(r->saver) == r->state.step)
+        return OK;
     double start = comm_clock();
+    if (saver_under_way(r->saver) >= 0)
+        log_line(r->log, "the checkpoint of step %lld waits for that of step %lld", (long long)r->state.step,
+                 (long long)saver_under_way(r->saver));
+    TRY(saver_finish(r->saver));
     cJSON *fields = cJSON_CreateObject();
     cJSON_AddNumberToObject(fields, "step", (double)r->state.step);
     log_event(r->log, "checkpoint", fields);  // before the length is taken: the line belongs to the checkpoint
-    r->state.log_bytes = log_sync(r->log);
+    r->state.log_bytes = log_length(r->log);
     CheckpointRun run = checkpoint_run(r);
-    Status status = checkpoint_save(r->config.out, &run, &r->layout, r->comm, &r->view.view, &r->state);
-    if (status != OK) {
-        log_line(r->log, "checkpoint of step %lld FAILED: %s", (long long)r->state.step, status_message());
-        status_clear();
-        return OK;
-    }
-    *saved = true;
-    r->last_saved = r->state.step;
-    log_line(r->log, "checkpoint of step %lld saved in %.1f s", (long long)r->state.step, comm_clock() - start);
-    return r->rank == 0 ? checkpoint_prune(r->config.out, r->config.keep) : OK;
+    TRY(saver_start(r->saver, &run, &r->state));
+    r->save_wait_s += comm_clock() - start;
+    return OK;
+}
+
+// Save the last step of this run, and wait for it. Whether that went well.
+static Status save_last(Run *r, bool *saved) {
+    TRY(save(r));
+    TRY(saver_finish(r->saver));
+    *saved = !r->saver || r->last_saved == r->state.step;
+    return OK;
 }
 
 static bool every(int64_t interval, int64_t step) {
@@ -293,13 +347,14 @@ static Status train(Run *r) {
         StepReport report;
         RunRequest request = REQUEST_NONE;
         TRY(train_step(r, &report, &request));
-        if (request == REQUEST_STOP) {
-            log_line(r->log, "asked to stop: saving step %lld", (long long)r->state.step);
-            TRY(save(r, &saved));
-            return saved || !c->out ? INTERRUPTED : fail("stopped on request, but the last step could not be saved");
+        if (request >= REQUEST_TIME_OVER) {
+            log_line(r->log, "%s: saving step %lld", request == REQUEST_STOP ? "asked to stop" : "--max-minutes have passed",
+                     (long long)r->state.step);
+            TRY(save_last(r, &saved));
+            return saved ? INTERRUPTED : fail("stopped on request, but the last step could not be saved");
         }
         bool last = r->state.step == r->end;
-        if (every(c->log_every, r->state.step) || last || !report.result.finite)
+        if (every(c->log_every, r->state.step) || last || report.skip_reason[0])
             log_step(r->log, &report, r->device);
         if (c->max_skips > 0 && r->state.skipped_in_a_row >= c->max_skips)
             return explain_last_skip(r, report.loss_scale);
@@ -311,11 +366,12 @@ static Status train(Run *r) {
         if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
             TRY(sample(r));
         if (every(c->checkpoint_every, r->state.step) || request == REQUEST_SAVE)
-            TRY(save(r, &saved));
+            TRY(save(r));
     }
+    TRY(saver_finish(r->saver));
     if (c->checkpoint_every > 0) {
-        TRY(save(r, &saved));
-        if (c->out && !saved)
+        TRY(save_last(r, &saved));
+        if (!saved)
             return fail("the run is complete, but its last checkpoint could not be saved (see above)");
     }
     return OK;
@@ -347,6 +403,16 @@ static Status agree_on_run(Run *r) {
     cJSON_free(text);
     TRY(status);
     return comm_agree(r->comm, "training data", r->data);
+}
+
+// A rank whose host has no room for a snapshot decides for all.
+static Status agree_on_saves(Run *r) {
+    double streamed = !r->async;
+    TRY(comm_max(r->comm, "how to save", &streamed, 1));
+    if (streamed > 0 && r->async)
+        snprintf(r->saves, sizeof r->saves, "streamed while the step waits: the host of another rank has no room for a copy");
+    r->async = streamed == 0;
+    return OK;
 }
 
 static Status encode_prompt(Run *r) {
@@ -409,15 +475,20 @@ static Status open_model(Run *r) {
     OptimizerConfig optimizer = {.kind = c->optimizer, .beta1 = c->beta1, .beta2 = c->beta2, .eps = c->eps,
                                  .momentum = c->momentum, .weight_decay = c->weight_decay, .grad_clip = c->grad_clip};
     CommShape shape;
-    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
-    CommOptions comm = options_comm(c, &r->layout, shape);
+    TRY(options_shape(c, &r->world, device_kind(r->device), &shape));
+    CommOptions comm = options_comm(c, &r->layout, shape, device_kind(r->device));
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
+    TRY(agree_on_saves(r));
     TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
     TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
     TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
     TRY(model_open(r->device, r->compute, &model, &r->model));
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
+    SaverOptions saver = {.out = c->out, .async = r->async, .keep = c->keep, .keep_every = c->keep_every,
+                          .ended = save_ended, .context = r};
+    if (c->out)
+        TRY(saver_open(r->device, &saver, &r->layout, r->comm, &r->view.view, &r->saver));
     TRY(device_host_alloc(r->device, "loss sums", (size_t)c->grad_accum * sizeof(double), (void **)&r->loss_sums));
     if (c->sample_every > 0) {
         r->generator = (Generator){.device = r->device, .compute = r->compute, .comm = r->comm, .model = r->model,
@@ -488,6 +559,7 @@ static void close_run(Run *r) {
         if (streams[i] && stream_sync(streams[i]) != OK)
             status_clear();
     loader_close(r->loader);
+    saver_close(r->saver);
     log_close(r->log);
     generator_close(&r->generator);
     free(r->prompt);
@@ -510,21 +582,24 @@ static void close_run(Run *r) {
     shards_close(r->train);
 }
 
-// Predict this run's memory, and check that it fits.
-static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
+// Predict this run's memory, check that it fits, and choose how to save.
+static Status predict(Run *r, PlanBytes *predicted) {
     const Config *c = &r->config;
     CommShape shape;
     PlanChoice choices[PLAN_CHOICES];
     PlanInput input;
     Plan plan;
-    TRY(comm_shape_make(&r->world, c->shard_group, 0, &shape));
+    TRY(options_shape(c, &r->world, device_kind(r->device), &shape));
     TRY(plan_model(c, r->device, &r->layout, shape, true, choices, &input));
     if (input.device_memory == 0) {
         input.device_memory = device_memory_size(r->device);
         input.limit_is_found = true;
     }
     plan_compute(&input, &plan);
-    memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
+    *predicted = (PlanBytes){.snapshot = plan.snapshot[c->zero_stage]};
+    memcpy(predicted->bytes, plan.bytes[c->zero_stage], sizeof predicted->bytes);
+    plan_describe_saves(&input, &plan, c->zero_stage, r->saves, sizeof r->saves);
+    r->async = plan.async[c->zero_stage];
     return plan_check(&input, &plan);
 }
 
@@ -569,7 +644,7 @@ static Status run_answer(Run *r) {
 
 static Status run_training(Run *r) {
     Config *c = &r->config;
-    size_t predicted[MEM_CATEGORIES];
+    PlanBytes predicted;
     TRY(open_data(r));
     if (c->print_config) {
         if (r->rank == 0)
@@ -578,17 +653,18 @@ static Status run_training(Run *r) {
     }
     TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
     TRY(open_device(r));
-    TRY(predict(r, predicted));
+    TRY(predict(r, &predicted));
     if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
         r->peak_flops = NAN;  // no room for its matrices under --device-memory: the fraction of peak is not shown
         status_clear();
     }
     TRY(open_model(r));
     TRY(open_state(r));
+    predicted.snapshot = r->async ? predicted.snapshot : 0;
     Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .device_why = r->device_why, .comm = r->comm,
                    .zero = options_zero(c), .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
-                   .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
-    memcpy(intro.predicted, predicted, sizeof intro.predicted);
+                   .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train),
+                   .predicted = predicted, .saves = c->out ? r->saves : NULL};
     TRY(introduce(&intro, r->log));
     r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
                              .warmup = c->warmup, .steps = c->steps};
@@ -611,6 +687,7 @@ static Status run(Run *r, int argc, char **argv) {
     r->rank = r->world.rank;
     r->n_ranks = r->world.size;
     TRY(config_parse(c, argc, argv));
+    run_limit_time(c->max_minutes);
     const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
     if (alone && r->n_ranks > 1)
         return fail_usage("--%s is the work of one rank: leave out mpirun", alone);

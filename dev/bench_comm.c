@@ -2,6 +2,8 @@
 //
 //     mpirun -n N bench_comm ROUNDS [train_gpt's options]
 //
+// On GPUs (--device cuda), with --deterministic on and off: reductions in rank order, and NCCL's own.
+//
 // Prints one JSON object: per unit the seconds of its all-gather and of its reduce-scatter (the median of the rounds), and the
 // bytes that a rank sends for each. bench_zero.py sets the times of steps beside them.
 #include <stdio.h>
@@ -33,10 +35,12 @@ static Status open_bench(Bench *b, int argc, char **argv) {
     TRY(comm_start(&b->world));
     TRY(config_resolve(&b->config, b->world.size, 0));
     TRY(layout_make(&b->config.model, b->world.size, b->config.shard_group, b->world.rank, &b->layout));
-    TRY(device_open(&(DeviceOptions){.kind = DEVICE_CPU, .threads = 1}, &b->device));
+    DeviceOptions device = {.kind = b->config.device == CHOOSE_CUDA ? DEVICE_CUDA : DEVICE_CPU, .threads = 1,
+                            .local_rank = b->world.local_rank, .local_size = b->world.local_size};
+    TRY(device_open(&device, &b->device));
     TRY(stream_create(b->device, STREAM_COMPUTE, "compute", &b->stream));
-    TRY(comm_shape_make(&b->world, b->config.shard_group, 0, &b->shape));
-    CommOptions options = options_comm(&b->config, &b->layout, b->shape);
+    TRY(options_shape(&b->config, &b->world, device.kind, &b->shape));
+    CommOptions options = options_comm(&b->config, &b->layout, b->shape, device.kind);
     TRY(comm_open(b->device, b->stream, &options, &b->comm));
     int64_t longest = 0;
     for (int u = 0; u < b->layout.n_units; u++)

@@ -65,8 +65,7 @@ class Check:
         """Terminal output and log of a training run."""
         out = os.path.join(self.out, "runs", name)
         shutil.rmtree(out, ignore_errors=True)
-        output = self.run(*launcher, self.program("train_gpt"), *arguments, "--out", out, "--checkpoint-every", "0",
-                          "--eval-every", "0")
+        output = self.run(*launcher, self.program("train_gpt"), *arguments, "--out", out, "--checkpoint-every", "0")
         with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
             return output, [json.loads(line) for line in file]
 
@@ -90,7 +89,7 @@ def hashes(log):
 
 def build(c):
     """Build for this GPU"""
-    targets = ["train_gpt", "dev/make_tokens", "test/test_ops", "test/test_device", "dev/bench_peak"]
+    targets = ["train_gpt", "dev/make_tokens", "test/test_ops", "test/test_device", "dev/bench_peak", "dev/bench_comm"]
     c.run("make", f"-j{os.cpu_count()}", *[os.path.join(c.build, t) for t in targets])
     with open(os.path.join(c.build, "found.mk"), encoding="utf-8") as file:
         if "HAVE_CUDA := 1" not in file.read():
@@ -214,6 +213,12 @@ def stages(c):
         bits[hashes(log)] = stage
     if len(bits) != 1:
         raise Failed("stages do not have the same bits")
+    for how in ("on", "off"):  # in rank order, and NCCL's own
+        bench = json.loads(c.run(*launcher, c.program("dev/bench_comm"), "10", "--model", "gpt2-124m", "--device", "cuda",
+                                 "--deterministic", how).strip().splitlines()[-1])
+        speed = {kind: bench[f"{kind}_bytes"] / sum(bench[f"{kind}_s"]) / 1e9 for kind in ("gather", "reduce")}
+        c.say(f"- `--deterministic {how}`: all-gathers {speed['gather']:.1f} GB/s sent by a GPU, reductions "
+              f"{speed['reduce']:.1f} GB/s")
     return f"on {gpus} GPUs, the same bits"
 
 

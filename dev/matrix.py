@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs what test/test_zero_bits.py takes a sample of: every configuration of test/zero_runs.py, compared class by class.
 
-    dev/matrix.sh [--part I/K] [--ranks N] [--again]     see dev/matrix.sh
+    dev/matrix.sh [--part I/K] [--ranks N] [--again] [--device cudasim]     see dev/matrix.sh
 """
 import argparse
 import collections
@@ -23,9 +23,14 @@ def key_of(config):
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def program_id():
-    with open(zero_runs.PROGRAM, "rb") as f:
-        return hashlib.sha256(f.read()).hexdigest()[:16]
+def program_id(device):
+    """Changes with any of the programs that are run."""
+    digest = hashlib.sha256()
+    programs = {zero_runs.program_of({"faults": faults}, device)[0] for faults in zero_runs.SAME["faults"]}
+    for program in sorted(programs):
+        with open(program, "rb") as f:
+            digest.update(f.read())
+    return digest.hexdigest()[:16]
 
 
 def load_done(program):
@@ -37,9 +42,9 @@ def load_done(program):
     return {line["key"]: line for line in lines if line["program"] == program}
 
 
-def run_one(config, directory, train, program):
+def run_one(config, directory, train, program, device):
     out = os.path.join(directory, key_of(config))
-    run = zero_runs.run_config(config, train, out)
+    run = zero_runs.run_config(config, train, out, device)
     line = {"key": key_of(config), "program": program, "code": run.code,
             "hashes": list(run.hashes) if run.code == 0 else [], "error": run.error[-500:] if run.code else ""}
     shutil.rmtree(out, ignore_errors=True)
@@ -51,6 +56,7 @@ def main():
     parser.add_argument("--part", default="1/1", help="part I of K of the classes")
     parser.add_argument("--ranks", type=int, help="only classes of so many ranks")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
+    parser.add_argument("--device", choices=("cpu", "cudasim"), default="cpu")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     if options.again and os.path.exists(RESULTS):
@@ -58,7 +64,7 @@ def main():
 
     classes = [c for c in zero_runs.full_product() if options.ranks in (None, c[0]["ranks"])][part - 1::parts]
     n = sum(len(configs) for _, configs in classes)
-    program = program_id()
+    program = program_id(options.device)
     done = load_done(program)
     print(f"{n} configurations in {len(classes)} classes; {len(done)} results of this program are in {RESULTS}", flush=True)
 
@@ -68,7 +74,7 @@ def main():
         train, _ = zero_runs.make_data(directory)
         for number, (bits, configs) in enumerate(classes):
             missing = [config for config in configs if key_of(config) not in done]
-            for line in zero_runs.in_parallel(lambda c: run_one(c, directory, train, program), missing):
+            for line in zero_runs.in_parallel(lambda c: run_one(c, directory, train, program, options.device), missing):
                 done[line["key"]] = line
                 with open(RESULTS, "a", encoding="utf-8") as f:
                     f.write(json.dumps(line) + "\n")

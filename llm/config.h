@@ -47,6 +47,7 @@ typedef enum Optimizer { OPTIMIZER_ADAMW, OPTIMIZER_ADAM, OPTIMIZER_SGD } Optimi
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum DeviceChoice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } DeviceChoice;
+typedef enum Choice { CHOICE_OFF, CHOICE_ON, CHOICE_AUTO } Choice;
 typedef enum StateDtype { STATE_FP32, STATE_PARAM } StateDtype;  // fp32, or the parameters' dtype
 
 typedef struct Config {
@@ -97,7 +98,11 @@ typedef struct Config {
     const char *resume;      // "auto", "never" or a directory
     bool resume_changed;
     int64_t checkpoint_every, eval_every, eval_batches, sample_every, log_every;  // steps; 0 = never (eval_batches 0 = all)
+    Choice checkpoint_async; // copy the state and write the copy while training goes on; auto: where host memory has room
     int64_t keep;            // newest checkpoints to keep; 0 = all
+    int64_t keep_every;      // and all of steps that are its multiples; 0 = no others
+    double max_minutes;      // save and end then; 0 = never
+    double skip_loss_zscore, skip_norm_zscore;  // skip the update of a step this far above the mean; 0 = never (zero/spikes.h)
     double comm_timeout;     // seconds
     const char *prompt;
     int64_t sample_tokens;

@@ -98,7 +98,12 @@ const Flag flags[] = {
     {"grad-clip", GROUP_OPTIMIZER, FIELD(grad_clip), "NORM", "1", 0, 0, 1e30, NUMBERS,
      "largest gradient norm, 0 = off; the log's norm is the one before clipping"},
     {"max-skips", GROUP_OPTIMIZER, FIELD(max_skips), "STEPS", "50", 0, 1, WHOLE, 0,
-     "stop after this many skipped (not finite) steps in a row"},
+     "stop after this many steps in a row that were skipped because they were not finite"},
+    {"skip-loss-zscore", GROUP_OPTIMIZER, FIELD(skip_loss_zscore), "Z", "0", 0, 0, 1e6, NUMBERS,
+     "skip the update of a step whose loss is more than Z standard deviations above the mean of the last 128 steps, once "
+     "there are 32; does not count for --max-skips; 0 = never"},
+    {"skip-norm-zscore", GROUP_OPTIMIZER, FIELD(skip_norm_zscore), "Z", "0", 0, 0, 1e6, NUMBERS,
+     "the same for the gradient norm before clipping"},
 
     {"dtype", GROUP_PRECISION, FIELD(dtype), "fp32|bf16|fp16", "fp32", 0, 0, 0, NUMBERS,
      "parameters and activations; sums are fp32, and so are the master weights"},
@@ -116,7 +121,7 @@ const Flag flags[] = {
     {"overlap", GROUP_ZERO, FIELD(overlap), "on|off", "on", 0, 0, 0, 0,
      "communicate while computing; the same bits either way"},
     {"deterministic", GROUP_ZERO, FIELD(deterministic), "on|off", "on", 0, 0, 0, 0,
-     "reduce in a fixed order, so that runs repeat bit for bit"},
+     "off, with several GPUs: NCCL chooses the order of sums, and runs do not repeat bit for bit"},
 
     {"recompute", GROUP_MEMORY, FIELD(recompute), "none|selective|full", "none", 0, 0, 0, 0,
      "forget activations and compute them again in backward; the same bits"},
@@ -136,7 +141,15 @@ const Flag flags[] = {
      "resume although options that change the numbers differ"},
     {"checkpoint-every", GROUP_RUN, FIELD(checkpoint_every), "STEPS", "1000", 0, 0, WHOLE, 0,
      "save every so many steps; 0 = never"},
+    {"checkpoint-async", GROUP_RUN, FIELD(checkpoint_async), "off|on|auto", "auto", 0, 0, 0, 0,
+     "write a copy of the state while training goes on; off: training waits; auto: where the host's memory has room for "
+     "the copy"},
     {"keep", GROUP_RUN, FIELD(keep), "N", "3", 0, 0, WHOLE, 0, "newest checkpoints to keep; 0 = all"},
+    {"keep-every", GROUP_RUN, FIELD(keep_every), "STEPS", "0", 0, 0, WHOLE, 0,
+     "besides --keep, keep those of all multiples of so many steps; 0 = no others"},
+    {"max-minutes", GROUP_RUN, FIELD(max_minutes), "MINUTES", 0, "no limit", 0, 1e9, FLAG_ABOVE_MIN,
+     "so long after the start save and end, with exit status 3; looked at before each micro-batch, so leave time for one "
+     "and for a save"},
     {"eval-every", GROUP_RUN, FIELD(eval_every), "STEPS", "250", 0, 0, WHOLE, 0,
      "validation loss every so many steps; 0 = never"},
     {"eval-batches", GROUP_RUN, FIELD(eval_batches), "N", "20", 0, 0, WHOLE, 0,

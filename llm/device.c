@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llm/host_memory.h"
+
 const char *const memory_category_names[MEM_CATEGORIES] = {
     "parameters", "gradients", "optimizer", "activations", "slots", "workspace", "staging", "data",
 };
@@ -27,6 +29,7 @@ Status device_open(const DeviceOptions *options, Device **device_out) {
     device->backend = backend;
     device->kind = options->kind;
     device->memory_limit = options->memory_limit;
+    device->host_size = host_memory_size() / (size_t)(options->local_size > 1 ? options->local_size : 1);
     Status status = device->backend->open(device, options);
     if (status != OK) {
         free(device);
@@ -186,6 +189,16 @@ size_t device_peak_bytes(const Device *device, MemoryCategory category) {
 }
 size_t device_host_bytes(const Device *device) {
     return device->host_bytes;
+}
+size_t device_host_bytes_of(const Device *device, const char *name) {
+    size_t bytes = 0;
+    for (int i = 0; i < device->n_allocations; i++)
+        if (device->allocations[i].host && strcmp(device->allocations[i].name, name) == 0)
+            bytes += device->allocations[i].bytes;
+    return bytes;
+}
+size_t device_host_size(const Device *device) {
+    return device->host_size;
 }
 size_t device_memory_size(const Device *device) {
     return device->memory_size;

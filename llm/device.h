@@ -76,6 +76,8 @@ void device_host_free(Device *device, void *memory);
 size_t device_bytes(const Device *device, MemoryCategory category);       // allocated now
 size_t device_peak_bytes(const Device *device, MemoryCategory category);  // the most there ever was
 size_t device_host_bytes(const Device *device);
+size_t device_host_bytes_of(const Device *device, const char *name);  // of that name
+size_t device_host_size(const Device *device);  // this rank's share of the memory of its host (or cgroup); 0: not known
 size_t device_memory_size(const Device *device);  // bytes it has for this rank: its share of the host's, on the CPU; 0: not known
 void device_seal(Device *device, bool sealed);  // while sealed, device_alloc fails: "allocation after the first step"
 

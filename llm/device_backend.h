@@ -45,7 +45,7 @@ struct Device {
     char name[160];
     int threads;
     bool native[3];              // by Dtype
-    size_t memory_limit, memory_size;
+    size_t memory_limit, memory_size, host_size;
     bool sealed;
     size_t bytes[MEM_CATEGORIES], peak_bytes[MEM_CATEGORIES], host_bytes;
     Allocation *allocations;

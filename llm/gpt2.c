@@ -71,8 +71,8 @@ void gpt2_block_backward(const BlockContext *c, const void *params, UnitGrads gr
     void *dact = a->act;  // act was needed last just now: its memory takes its gradient
     ops->linear_backward_input(s, dt, dact, g->dx, C, w[MLP_W], R, F, C);
     void *dfc = dact;
-    ops->gelu_backward(s, dt, dfc, dact, a->fc, R * F);
-    ops->linear_backward_weight(s, dt, dw[FC_W], dw[FC_B], dfc, F, a->norm2, R, C, F, acc);
+    ops->gelu_backward(s, dt, dfc, dw[FC_B], dact, a->fc, R, F, acc);
+    ops->linear_backward_weight(s, dt, dw[FC_W], NULL, dfc, F, a->norm2, R, C, F, acc);
     ops->linear_backward_input(s, dt, g->dnorm, dfc, F, w[FC_W], R, C, F);
     ops->norm_backward(s, dt, NORM_LAYER, g->dmid, dw[LN2_W], dw[LN2_B], g->dnorm, g->dx, a->mid, a->mean2, a->rstd2,
                        w[LN2_W], R, C, acc);

@@ -116,7 +116,10 @@ typedef struct Ops {
     // ---- activations, elementwise over rows × F ----
     // GELU, tanh form (Hendrycks & Gimpel 2016): y = 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
     void (*gelu_forward)(Stream *stream, Dtype dt, void *y, const void *x, int64_t len);
-    void (*gelu_backward)(Stream *stream, Dtype dt, void *dx, const void *dy, const void *x, int64_t len);  // dx may be dy
+    // dx may be dy. db(F) (+)= column sums of dx as it is stored: the gradient of the bias that was added to x. Needs the
+    // scratch of the linear layer whose output is x (rows, F).
+    void (*gelu_backward)(Stream *stream, Dtype dt, void *dx, float *db, const void *dy, const void *x, int64_t rows,
+                          int64_t ffn, bool accumulate);
     // SwiGLU (Shazeer 2020): gate_up is (rows, 2F), gate then up; y(rows, F) = silu(gate)·up
     void (*swiglu_forward)(Stream *stream, Dtype dt, void *y, const void *gate_up, int64_t rows, int64_t ffn);
     void (*swiglu_backward)(Stream *stream, Dtype dt, void *dgate_up, const void *dy, const void *gate_up, int64_t rows,

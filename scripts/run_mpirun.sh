@@ -22,6 +22,8 @@
 #   --restart-window S     the last S seconds (3600); failures without a new checkpoint in between always count
 #   --backoff S            wait S seconds (10) before the first restart, twice as long before each next one, up to 300
 #   --save-timeout S       ranks that were asked to stop may take S seconds (600) to save
+#   --stall-timeout S      a run that has not renewed OUT/heartbeat.json for S seconds is killed, which is a failure; longer
+#                          than its start, a save and a sample take. 0 (default): never
 #
 # SIGTERM, SIGINT (Ctrl-C), SIGHUP: the ranks get SIGUSR2, drop the unfinished step, save the last finished one and end;
 # a second one ends them at once. SIGUSR1: save and go on. Exit status: 0 done, 1 failed (and not, or too often,
@@ -37,7 +39,7 @@ usage() { say "$* (--help lists the options)"; exit 2; }
 # ---- options ----
 
 hosts='' hostfile='' ranks='' ranks_per_host='' threads='' bind=core interface='' agent='' dry_run=''
-max_restarts=3 restart_window=3600 backoff=10 save_timeout=600
+max_restarts=3 restart_window=3600 backoff=10 save_timeout=600 stall_timeout=0
 exports=() mca=()
 while [ $# -gt 0 ]; do
     option=$1
@@ -57,7 +59,7 @@ while [ $# -gt 0 ]; do
         -n | --ranks | --ranks-per-host | --threads)
             [[ $2 =~ ^[1-9][0-9]{0,5}$ ]] || usage "$option must be a number from 1, not '$2'" ;;
         --bind) [[ $2 =~ ^(core|none)$ ]] || usage "--bind must be core or none, not '$2'" ;;
-        --max-restarts | --restart-window | --backoff | --save-timeout)
+        --max-restarts | --restart-window | --backoff | --save-timeout | --stall-timeout)
             [[ $2 =~ ^(0|[1-9][0-9]{0,7})$ ]] || usage "$option must be a number from 0, not '$2'" ;;
     esac
     case $option in
@@ -78,6 +80,7 @@ while [ $# -gt 0 ]; do
         --restart-window) restart_window=$2 ;;
         --backoff) backoff=$2 ;;
         --save-timeout) save_timeout=$2 ;;
+        --stall-timeout) stall_timeout=$2 ;;
         *) usage "unknown option $option" ;;
     esac
     shift 2
@@ -97,6 +100,7 @@ value_of() { # value_of --option: its value among the program's arguments, or no
     done | tail -n 1
 }
 
+[ "$stall_timeout" -eq 0 ] || [ -n "$(value_of --out)" ] || usage "--stall-timeout needs the program's --out"
 version=$("$MPIRUN" --version 2>/dev/null | head -n 1)
 [[ $version == *"(Open MPI) 4."* ]] ||
     usage "this script needs Open MPI 4; $MPIRUN says: ${version:-nothing (package openmpi-bin)}"
@@ -225,15 +229,29 @@ stop_harder() {
 trap stop_harder TERM INT HUP
 trap '[ -z "$pid" ] || kill -USR1 "$pid" 2>/dev/null' USR1
 
+# Neither a heartbeat nor the start of this run lies within the last --stall-timeout seconds.
+is_stalled() { # is_stalled SECONDS_AT_START
+    local beat now
+    now=$(date +%s)
+    beat=$(stat -c %Y "$out/heartbeat.json" 2>/dev/null || echo 0)
+    [ $((SECONDS - $1)) -gt "$stall_timeout" ] && [ $((now - beat)) -gt "$stall_timeout" ]
+}
+
 run_once() { # sets status
     # In a session of its own, so that Ctrl-C reaches this script only.
     setsid "${command[@]}" </dev/null &
     pid=$!
     deadline=''
+    local start=$SECONDS stalled=''
     while kill -0 "$pid" 2>/dev/null; do
         sleep 1 >/dev/null 2>&1 &
         wait -n "$pid" $! # the run has ended, or a second has passed, or a signal has come
         [ -z "$deadline" ] || [ $SECONDS -lt "$deadline" ] || stop_harder
+        if [ "$stall_timeout" -gt 0 ] && [ $asked -eq 0 ] && [ -z "$stalled" ] && is_stalled "$start"; then
+            say "no heartbeat for $stall_timeout s: killing the run"
+            stalled=1
+            pkill -KILL -s "$pid"
+        fi
     done
     wait "$pid"
     status=$?

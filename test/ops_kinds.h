@@ -286,48 +286,57 @@ static const Kind rope = {"rope",
                           .tolerance = 3e-7,
                           .why = "two products"};
 
-// ---- gelu: len.  swiglu: rows, F ----
-enum { A_X, A_Y };
+// ---- gelu: rows, F. The bias, whose gradient comes along, is in x already: here it is too small to change anything ----
+enum { A_X, A_Y, A_BIAS };
 static void gelu_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
-    t[A_X] = (Tensor){"x", ARG, dt, 1, r->n[0], .low = -6, .high = 6, .grad_type = dt};
-    t[A_Y] = (Tensor){"y", OUT, dt, 1, r->n[0], .grad_type = dt};
+    t[A_X] = (Tensor){"x", ARG, dt, r->n[0], r->n[1], .low = -6, .high = 6, .grad_type = dt};
+    t[A_Y] = (Tensor){"y", OUT, dt, r->n[0], r->n[1], .grad_type = dt};
+    t[A_BIAS] = (Tensor){"bias", ARG, dt, 1, r->n[1], .high = 1e-30, .sums = true};
 }
 static void gelu_forward_call(const Call *c) {
-    c->ops->gelu_forward(c->stream, c->dt, c->v[A_Y], c->v[A_X], c->row->n[0]);
+    c->ops->gelu_forward(c->stream, c->dt, c->v[A_Y], c->v[A_X], c->row->n[0] * c->row->n[1]);
 }
 static void gelu_backward_call(const Call *c) {
+    const int64_t *n = c->row->n;
     const void *dy = c->d[A_Y];
     if (c->row->flags & IN_PLACE) {
-        place(c, c->d[A_X], dy, c->row->n[0], c->dt);
+        place(c, c->d[A_X], dy, n[0] * n[1], c->dt);
         dy = c->d[A_X];
     }
-    c->ops->gelu_backward(c->stream, c->dt, c->d[A_X], dy, c->v[A_X], c->row->n[0]);
+    c->ops->gelu_backward(c->stream, c->dt, c->d[A_X], c->d[A_BIAS], dy, c->v[A_X], n[0], n[1], c->accumulate);
 }
 static const double gelu_scale = 0.79788456080286535588;  // √(2/π)
 static void gelu_forward_reference(const Row *r, double **v) {
-    for (int64_t i = 0; i < r->n[0]; i++) {
-        double x = v[A_X][i];
+    for (int64_t i = 0; i < r->n[0] * r->n[1]; i++) {
+        double x = v[A_X][i] + v[A_BIAS][i % r->n[1]];
         v[A_Y][i] = 0.5 * x * (1 + tanh(gelu_scale * (x + 0.044715 * x * x * x)));
     }
 }
 static void gelu_backward_reference(const Row *r, double **v, double **d) {
-    for (int64_t i = 0; i < r->n[0]; i++) {
+    for (int64_t i = 0; i < r->n[0] * r->n[1]; i++) {
         double x = v[A_X][i], t = tanh(gelu_scale * (x + 0.044715 * x * x * x));
         double slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu_scale * (1 + 3 * 0.044715 * x * x);
         d[A_X][i] = d[A_Y][i] * slope;
+        d[A_BIAS][i % r->n[1]] += d[A_X][i];
     }
 }
+static size_t gelu_scratch_bytes(Device *device, Dtype dt, const Row *r) {  // of a linear layer with output x
+    return device_ops(device)->linear_scratch(device, dt, dt, r->n[1], r->n[0], 8, r->n[1], true);
+}
 static const Kind gelu = {"gelu",
-                          "len",
+                          "rows F",
                           gelu_tensors,
                           gelu_forward_call,
                           gelu_backward_call,
                           gelu_forward_reference,
                           gelu_backward_reference,
+                          gelu_scratch_bytes,
                           .backward_reads = 1 << A_X,
                           .tolerance = 2e-6,
-                          .why = "an exponential of up to 2 ulp and its argument's rounding"};
+                          .roundings_16 = 1,
+                          .why = "an exponential of up to 2 ulp and its argument's rounding; sums of rounded gradients"};
 
+// ---- swiglu: rows, F ----
 static void swiglu_tensors(const Row *r, Dtype dt, Tensor t[TENSORS]) {
     t[A_X] = (Tensor){"gate, up", ARG, dt, r->n[0], 2 * r->n[1], .low = -4, .high = 4, .grad_type = dt};
     t[A_Y] = (Tensor){"y", OUT, dt, r->n[0], r->n[1], .grad_type = dt};

@@ -9,6 +9,7 @@
 #include "test/check.h"
 #include "test/toy_units.h"
 #include "zero/checkpoint.h"
+#include "zero/saver.h"
 
 enum { MAX_RANKS = 8 };
 
@@ -75,12 +76,23 @@ Status comm_broadcast(Comm *comm, const char *what, void *data, size_t bytes, in
     return OK;
 }
 
+double comm_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 typedef struct Rank {
     Comm comm;
     Layout layout;
     StateView view;
     float *state[STATE_KINDS][TOY_UNITS];
     RunState run;
+    Saver *saver;   // JOB_START opens it, ranks_close closes it
+    Device *device;
+    int n_reports;  // saves that ended
+    bool saved;     // the last of them
+    char report[STATUS_MESSAGE_BYTES];
     char notes[1024], weights[HASH_TEXT_BYTES], moments[HASH_TEXT_BYTES];
     Status status;
     char message[STATUS_MESSAGE_BYTES];
@@ -88,9 +100,11 @@ typedef struct Rank {
 } Rank;
 
 typedef struct Job {
-    enum { JOB_SAVE, JOB_LOAD, JOB_HASH } what;
+    enum { JOB_SAVE, JOB_LOAD, JOB_HASH, JOB_START, JOB_FINISH } what;  // START, FINISH: with a saver
     const char *path;
     CheckpointRun run;
+    bool async;  // JOB_START
+    int64_t keep, keep_every;
 } Job;
 
 static Status toy_fetch(void *context, StateKind kind, int u, int64_t begin, int64_t len, float *to) {
@@ -138,6 +152,8 @@ static void ranks_close(Rank *ranks, int n) {
     pthread_barrier_destroy(&ranks[0].comm.world->barrier);
     free(ranks[0].comm.world);
     for (int r = 0; r < n; r++) {
+        saver_close(ranks[r].saver);
+        device_close(ranks[r].device);
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
             for (int u = 0; u < TOY_UNITS; u++)
                 free(ranks[r].state[kind][u]);
@@ -162,6 +178,9 @@ static void ranks_fill(Rank *ranks, int n, int64_t step) {
                                             .hysteresis = 2,
                                             .factor = 2.0,
                                             .minimum = 0.1}};
+        for (int i = 0; i < 40; i++)
+            ranks[r].run.losses.values[ranks[r].run.losses.n++] = 1.0 / (double)(step + i);
+        ranks[r].run.norms = (SpikeWindow){2, {0.1, 1e300}};
         for (StateKind kind = 0; kind < STATE_KINDS; kind++)
             for (int u = 0; u < TOY_UNITS; u++) {
                 const UnitLayout *unit = &ranks[r].layout.units[u];
@@ -188,6 +207,26 @@ static void ranks_expect(Rank *ranks, int n, int64_t step) {
     free(expected);
 }
 
+static void save_ended(void *context, const SaveReport *report) {
+    Rank *rank = context;
+    rank->n_reports++;
+    rank->saved = report->saved;
+    strcpy(rank->report, report->message);
+}
+
+static Status start_save(Rank *rank, const Job *job) {
+    DeviceOptions device = {.kind = DEVICE_CPU, .threads = 1};
+    SaverOptions options = {.out = job->path, .async = job->async, .keep = job->keep, .keep_every = job->keep_every,
+                            .ended = save_ended, .context = rank};
+    if (!rank->saver) {
+        TRY(device_open(&device, &rank->device));
+        TRY(saver_open(rank->device, &options, &rank->layout, &rank->comm, &rank->view, &rank->saver));
+        assert(device_host_bytes_of(rank->device, SNAPSHOT_NAME) ==
+               (job->async ? saver_snapshot_bytes(&rank->layout, rank->view.has) : 0));
+    }
+    return saver_start(rank->saver, &job->run, &rank->run);
+}
+
 static void *rank_thread(void *argument) {
     Rank *rank = argument;
     const Job *job = rank->job;
@@ -202,6 +241,12 @@ static void *rank_thread(void *argument) {
             break;
         case JOB_HASH:
             rank->status = state_hashes(&rank->layout, &rank->comm, &rank->view, rank->weights, rank->moments);
+            break;
+        case JOB_START:
+            rank->status = start_save(rank, job);
+            break;
+        case JOB_FINISH:
+            rank->status = saver_finish(rank->saver);
             break;
     }
     strcpy(rank->message, status_message());

@@ -30,8 +30,13 @@ case $1 in
     progress) mkdir -p "run/step_0000000$starts"; [ "$starts" -ge 4 ] ;;
     wait) while :; do sleep 0.1; done ;;
     deaf) trap '' USR2 TERM; while :; do sleep 0.1; done ;;
+    stalls) [ "$starts" -ge 2 ] || { touch run/heartbeat.json; while :; do sleep 0.1; done; } ;;
 esac
 """
+
+# Stand-ins for Slurm's commands: srun ends as SRUN_STATUS says after a second, scontrol writes down what it is asked.
+SRUN = "#!/bin/sh\nsleep 1\nexit $SRUN_STATUS\n"
+SCONTROL = '#!/bin/sh\n[ "$1" = show ] || echo "$*" >>scontrol.log\n'
 
 
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun (package openmpi-bin)")
@@ -98,6 +103,7 @@ class Options(Scratch):
             (["-n", "none", "sh"], "-n must be a number"),
             (["-n"], "-n needs a value"),
             (["--bind", "socket", "sh"], "--bind must be core or none"),
+            (["--stall-timeout", "5", "sh"], "--stall-timeout needs the program's --out"),
             (["--hosts", "a;b", "sh"], "'a;b' is not the name of a host"),
             (["--hosts", "a", "--hostfile", "b", "sh"], "exclude each other"),
             (["--hostfile", "missing", "sh"], "cannot read --hostfile missing"),
@@ -129,6 +135,31 @@ class Supervised(Scratch):
 
     def starts(self):
         return self.read("log").count("start")
+
+
+class BatchJob(Scratch):
+    """What scripts/train.sbatch makes of an exit status, without Slurm (test_launch_slurm.py has it)."""
+
+    def run_job(self, status, *arguments):
+        self.write_program("srun", SRUN)
+        self.write_program("scontrol", SCONTROL)
+        return self.run_to_end("bash", os.path.join(SCRIPTS, "train.sbatch"), "train_gpt", *arguments,
+                               SLURM_JOB_ID="7", SRUN_STATUS=str(status), PATH=self.dir + ":" + os.environ["PATH"])
+
+    def test_max_minutes_queues_again(self):
+        self.assert_status(0, self.run_job(3, "--out", "run", "--max-minutes", "0.01"))
+        self.assertEqual("update jobid=7 comment=failures:0\nrequeue 7\n", self.read("scontrol.log"))
+        self.assert_status(0, self.run_job(3, "--max-minutes=.01", "--out", "run"))
+
+    def test_an_earlier_stop_does_not(self):
+        self.assert_status(3, self.run_job(3, "--out", "run", "--max-minutes", "60"))
+        self.assert_status(3, self.run_job(3, "--out", "run"))
+        self.assert_status(0, self.run_job(0, "--max-minutes", "0.01"))
+        self.assertEqual("", self.read("scontrol.log"))
+
+    def test_failure_queues_again(self):
+        self.assert_status(0, self.run_job(1, "--max-minutes", "0.01"))
+        self.assertEqual("update jobid=7 comment=failures:1\nrequeue 7\n", self.read("scontrol.log"))
 
 
 class Restarts(Supervised):
@@ -173,6 +204,12 @@ class Restarts(Supervised):
         self.assert_status(1, self.run_trainer("exit", "1", "--resume", "never"))
         self.assertIn("--resume never would not go on", self.read("output"))
         self.assertEqual(2, self.starts())
+
+    def test_a_run_without_heartbeat_is_killed_and_restarted(self):
+        self.assert_status(0, self.run_trainer("stalls", options=["--stall-timeout", "2"]))
+        self.assertEqual(2, self.starts())
+        self.assertIn("no heartbeat for 2 s: killing the run", self.read("output"))
+        self.assertIn("mpirun's exit status 137", self.read("output"))
 
     def test_back_off_and_a_signal_in_it(self):
         quick = self.write_program("quick_mpirun", QUICK_MPIRUN)

@@ -186,7 +186,12 @@ static void printed_table(void **state) {
     assert_prints(&in, (const char *const[]){"12Ψ", "8Ψ + 4Ψ/N", "4Ψ + 8Ψ/N", "12Ψ/N", "SGD", NULL});
     in = (PlanInput){
         .layout = &three_ranks, .n_params = 5000, .n_ranks = 3, .group = 3, .choices = &as_given, .n_choices = 1};
-    assert_prints(&in, (const char *const[]){"slots", "activations", "workspace", "data", "total", "1000 B", NULL});
+    assert_prints(&in, (const char *const[]){"slots", "activations", "workspace", "data", "total", "1000 B",
+                                             "saves: streamed while the step waits (--checkpoint-async off)", NULL});
+    in.async = CHOICE_AUTO;
+    in.snapshot_bytes = 4321;
+    in.device_is_host = true;
+    assert_prints(&in, (const char *const[]){"host: snapshot of a save", "4321 B", "saves: asynchronous", NULL});
 }
 
 static void advice_is_the_cheapest_change(void **state) {
@@ -225,21 +230,74 @@ static void advice_is_the_cheapest_change(void **state) {
     assert_fails(plan_check(&in, &plan), "nothing here needs less");
 }
 
+static void how_to_save(void **state) {
+    (void)state;
+    PlanInput in = {.layout = &three_ranks,
+                    .n_params = 5000,
+                    .n_ranks = 3,
+                    .group = 3,
+                    .choices = &as_given,
+                    .n_choices = 1,
+                    .async = CHOICE_AUTO,
+                    .snapshot_bytes = 1000,
+                    .device_is_host = true};
+    Plan plan;
+    char text[256];
+    plan_compute(&in, &plan);
+    assert_true(plan.async[0] && plan.snapshot[0] == 1000);  // no memory is known
+    size_t total = plan.total[1];
+    in.stage = 1;
+    in.device_memory = (total + 1000) * 5 / 4 + 1;  // a fifth stays free
+    plan_compute(&in, &plan);
+    assert_true(plan.async[1] && !plan.async[0] && plan.snapshot[0] == 0);
+    plan_describe_saves(&in, &plan, 1, text, sizeof text);
+    assert_string_equal(text, "asynchronous: a step waits for a copy of 1000 B to host memory (--checkpoint-async auto)");
+    plan_describe_saves(&in, &plan, 0, text, sizeof text);
+    assert_non_null(strstr(text, "streamed while the step waits: a copy of 1000 B would leave less than 20%"));
+    in.device_memory -= 5;
+    plan_compute(&in, &plan);
+    assert_false(plan.async[1]);
+    in.device_is_host = false;  // what the device has does not matter
+    in.host_memory = 1250;
+    plan_compute(&in, &plan);
+    assert_true(plan.async[0] && plan.async[1]);
+    in.host_memory = 1249;
+    plan_compute(&in, &plan);
+    assert_false(plan.async[1]);
+    in.async = CHOICE_ON;  // asked for: only what cannot be is refused
+    plan_compute(&in, &plan);
+    assert_true(plan.async[1]);
+    assert_ok(plan_check(&in, &plan));
+    in.host_memory = 999;
+    assert_fails(plan_check(&in, &plan), "needs 1000 B of host memory, of which this rank has 999 B");
+    in.async = CHOICE_OFF;
+    plan_compute(&in, &plan);
+    assert_true(!plan.async[1] && plan.snapshot[1] == 0);
+    assert_ok(plan_check(&in, &plan));
+    plan_describe_saves(&in, &plan, 1, text, sizeof text);
+    assert_string_equal(text, "streamed while the step waits (--checkpoint-async off)");
+}
+
 static void predicted_beside_measured(void **state) {
     (void)state;
-    size_t predicted[MEM_CATEGORIES] = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}, measured[MEM_CATEGORIES];
-    memcpy(measured, predicted, sizeof measured);
+    PlanBytes predicted = {.bytes = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}, .snapshot = 5000};
+    PlanBytes measured = predicted;
     char *text;
     size_t bytes;
     FILE *file = open_memstream(&text, &bytes);
-    assert_true(plan_print_measured(predicted, measured, file));
+    assert_true(plan_print_measured(&predicted, &measured, file));
     fflush(file);
     assert_non_null(strstr(text, "1,234,667         1,234,667\n"));
-    measured[MEM_DATA] = 1100;
-    measured[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
-    assert_false(plan_print_measured(predicted, measured, file));
+    measured.bytes[MEM_DATA] = 1100;
+    measured.bytes[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
+    assert_false(plan_print_measured(&predicted, &measured, file));
+    measured = predicted;
+    measured.snapshot += 1;
+    assert_false(plan_print_measured(&predicted, &measured, file));
     fclose(file);
     assert_non_null(strstr(text, "1,233,567  -1,000\n"));
+    assert_non_null(strstr(text, "host: snapshot of a save"));
+    assert_non_null(strstr(text, "5,001  +1\n"));
     assert_non_null(strstr(text, "1,100  +1,000\n"));
     free(text);
 }
@@ -252,6 +310,7 @@ int main(void) {
         cmocka_unit_test(input_from_config),
         cmocka_unit_test(printed_table),
         cmocka_unit_test(advice_is_the_cheapest_change),
+        cmocka_unit_test(how_to_save),
         cmocka_unit_test(predicted_beside_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -182,7 +182,7 @@ class Lost(Faults):
         wait_for(lambda: "step 3/" in self.read(out + ".text"), "step 3", 100)
         os.kill(self.ranks_of(process)[1], signal.SIGSTOP)
         wait_for(lambda: process.poll() is not None, "the end of the run", 60)
-        self.assertRegex(self.read(out + ".error"), r"rank 0: ((all_gather|reduce_scatter) of unit \d+|host_values of [a-z ]+) "
+        self.assertRegex(self.read(out + ".error"), r"rank 0: ((all_gather|reduce_scatter) of unit \d+|(max|sum) of [a-z ]+) "
                                                     r"in step \d+ did not finish within 3 s; waiting for rank 1 ")
 
 

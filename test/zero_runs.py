@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,9 +44,9 @@ def pairs(config):
     return set(itertools.combinations(sorted(config.items(), key=lambda item: item[0]), 2))
 
 
-def covering_classes():
-    """Few choices of BITS that contain every pair of values of two factors. Deterministic, greedy."""
-    everything = [dict(zip(BITS, values)) for values in itertools.product(*BITS.values())]
+def covering(factors):
+    """Few configurations that contain every pair of values of two factors. Deterministic, greedy."""
+    everything = [dict(zip(factors, values)) for values in itertools.product(*factors.values())]
     random.Random(7).shuffle(everything)  # else the first factors hardly change
     missing = set().union(*(pairs(config) for config in everything))
     chosen = []
@@ -61,7 +62,7 @@ def covering_set():
     variants = [dict(zip(SAME, values)) for values in itertools.product(*SAME.values())]
     random.Random(8).shuffle(variants)
     covered, result = set(), []
-    for bits in covering_classes():
+    for bits in covering(BITS):
         runs = []
         for stage in STAGES:
             best = max(variants, key=lambda same: len(pairs({**bits, **same, "stage": stage}) - covered))
@@ -111,6 +112,22 @@ def environment(config):
     return {}
 
 
+# On simulated GPUs the simulator's orders and its race build take the place of hooks and delays.
+SIMULATED = {"none": ("plain", {"CUDASIM_ORDER": "random"}),
+             "delays": ("plain", {"CUDASIM_ORDER": "reverse", "CUDASIM_PROTECT": "1"}),
+             "hooks": ("race", {"CUDASIM_STREAMS": "random"})}
+SIMULATED_STEPS = 4
+
+
+def program_of(config, device):
+    """Program, environment, steps and further arguments for a configuration on a device: "cpu" or "cudasim"."""
+    if device == "cpu":
+        return PROGRAM if config["faults"] == "none" else HOOKS, environment(config), STEPS, []
+    mode, env = SIMULATED[config["faults"]]
+    env = {**env, "CUDASIM_SEED": str(zlib.crc32(json.dumps(config, sort_keys=True).encode()))}
+    return os.path.abspath(f"build/cudasim/{mode}/train_gpt"), env, SIMULATED_STEPS, ["--device", "cuda"]
+
+
 def mpirun(ranks, command):
     """The command on some ranks of this machine. One rank needs no launcher."""
     if ranks == 1:
@@ -125,19 +142,18 @@ def launch(command, out=None, env=None, timeout=400):
     return Run(process, out)
 
 
-def run_config(config, train, out):
+def run_config(config, train, out, device="cpu"):
     """Run a configuration, with a stop and a resume in another stage on the way if it says so."""
-    program = PROGRAM if config["faults"] == "none" else HOOKS
-    arguments = flags(config) + ["--train", train, "--out", out]
+    program, env, steps, more = program_of(config, device)
+    arguments = flags(config) + ["--train", train, "--out", out, "--steps", str(steps)] + more
     if config["resume"]:
         other = config["stage"] ^ 1 if config["accum"] > 1 else 3 - config["stage"]
         first = launch(mpirun(config["ranks"], [program] + arguments + [
-            "--zero", str(other), "--stop-at", str(STEPS // 2), "--checkpoint-every", str(STEPS // 2)]), out,
-            environment(config))
+            "--zero", str(other), "--stop-at", str(steps // 2), "--checkpoint-every", str(steps // 2)]), out, env)
         if first.code != 0:
             return first
-        arguments += ["--checkpoint-every", str(STEPS)]
-    return launch(mpirun(config["ranks"], [program] + arguments), out, environment(config))
+        arguments += ["--checkpoint-every", str(steps)]
+    return launch(mpirun(config["ranks"], [program] + arguments), out, env)
 
 
 def in_parallel(function, items):

@@ -44,10 +44,10 @@ bool checkpoint_is_in(const char *out, const char *path);
 Status checkpoint_load(const char *path, const CheckpointRun *run, const Layout *layout, Comm *comm,
                        const StateView *view, RunState *state, char *notes, size_t notes_bytes);
 
-// Delete leftover .tmp directories and, with keep > 0, what is older than the newest `keep` complete checkpoints. One
-// rank calls it, not during a save. What is damaged does not count as complete, so the newest complete one always
-// stays.
-Status checkpoint_prune(const char *out, int64_t keep);
+// Delete leftover .tmp directories and, with keep > 0, what is older than the newest `keep` complete checkpoints; with
+// keep_every > 0, not those of its multiples. One rank calls it, not during a save. What is damaged does not count as
+// complete, so the newest complete one always stays.
+Status checkpoint_prune(const char *out, int64_t keep, int64_t keep_every);
 
 // Tools, one process, no device. verify checks every byte and prints a line a file. hash prints weights_hash and
 // state_hash as a run does at its end (state_hashes), then both for each tensor.

@@ -116,7 +116,7 @@ static Status remove_leftovers(const char *out) {
     return status;
 }
 
-Status checkpoint_prune(const char *out, int64_t keep) {
+Status checkpoint_prune(const char *out, int64_t keep, int64_t keep_every) {
     int64_t *steps;
     int n;
     TRY(checkpoint_steps(out, &steps, &n));
@@ -129,6 +129,8 @@ Status checkpoint_prune(const char *out, int64_t keep) {
             complete += looks_complete(path);
             continue;
         }
+        if (keep_every > 0 && steps[i] % keep_every == 0)
+            continue;
         // Half of a deleted checkpoint must not have a final name: it is renamed to a leftover first.
         snprintf(leftover, sizeof leftover, "%s.tmp", path);
         TRY_GOTO(durable_remove_tree(leftover), done);

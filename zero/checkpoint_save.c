@@ -4,16 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include "zero/agree.h"
-#include "zero/checkpoint.h"
+#include "zero/checkpoint_save.h"
 #include "zero/index_file.h"
 #include "zero/rank_file.h"
 
-typedef struct Save {
-    char final[PATH_BYTES], partial[PATH_BYTES];
+struct Save {
+    char out[PATH_BYTES], final[PATH_BYTES], partial[PATH_BYTES];
+    const Layout *layout;
+    Comm *comm;
     Manifest manifest;
-} Save;
+};
 
 static Status make_uuid(char uuid[UUID_BYTES]) {
     unsigned char bytes[(UUID_BYTES - 1) / 2];
@@ -35,9 +38,9 @@ static Status begin(Save *save) {
     return durable_make_dir(path);
 }
 
-static Status describe(Save *save, const CheckpointRun *run, const Layout *layout, const StateView *view,
-                       const RunState *state) {
+static Status describe(Save *save, const CheckpointRun *run, const bool has[STATE_KINDS], const RunState *state) {
     Manifest *manifest = &save->manifest;
+    const Layout *layout = save->layout;
     UnitSpec *units = calloc((size_t)layout->n_units, sizeof *units);
     if (!units)
         return fail("no memory for %d units", layout->n_units);
@@ -56,7 +59,7 @@ static Status describe(Save *save, const CheckpointRun *run, const Layout *layou
     manifest->environment = strdup(run->environment);
     if (!manifest->config || !manifest->data || !manifest->environment)
         return fail("no memory for the manifest");
-    return manifest_tables(manifest, view->has);
+    return manifest_tables(manifest, has);
 }
 
 // What rank 0 must know of each rank's file: its size and hash, the places of its datasets (as a hash, for they must be
@@ -103,8 +106,15 @@ static Status collect(Manifest *manifest, Comm *comm) {
     return status;
 }
 
-// Rank 0, when all rank files are on the disk.
-static Status commit(Save *save) {
+// The log up to the length that the manifest names must outlive a crash too. There is none without a run around.
+static Status sync_log(const char *out) {
+    char path[PATH_BYTES];
+    struct stat info;
+    TRY(durable_join(path, out, "log.jsonl"));
+    return lstat(path, &info) == 0 ? durable_sync(path) : OK;
+}
+
+Status save_commit(Save *save) {
     char path[PATH_BYTES], name[FILE_NAME_BYTES];
     snprintf(name, sizeof name, "shards-%s", save->manifest.uuid);
     TRY(durable_join(path, save->partial, name));
@@ -113,41 +123,68 @@ static Status commit(Save *save) {
         TRY(index_file_write(save->partial, &save->manifest));
     TRY(manifest_write(&save->manifest, save->partial));
     TRY(durable_sync(save->partial));
+    TRY(sync_log(save->out));
     return durable_publish(save->partial, save->final);
 }
 
-static Status save_collectively(Save *save, const CheckpointRun *run, const Layout *layout, Comm *comm,
-                                const StateView *view, const RunState *state) {
-    int rank = comm_rank(comm);
-    Status status = describe(save, run, layout, view, state);
-    if (status == OK && rank == 0)
-        status = begin(save);
-    TRY(agree(comm, "checkpoint start", status));
-    TRY(comm_broadcast(comm, "checkpoint uuid", save->manifest.uuid, UUID_BYTES, 0));
-    if (rank < layout->group)  // further groups hold copies of the first one's shards
-        status = rank_file_write(save->partial, &save->manifest, layout, view);
-    TRY(agree(comm, "checkpoint rank files", status));
-    TRY(collect(&save->manifest, comm));
-    return agree(comm, "checkpoint commit", rank == 0 ? commit(save) : OK);
+Status save_write(Save *save, const StateView *view) {
+    if (save->layout->rank >= save->layout->group)
+        return OK;  // further groups hold copies of the first one's shards
+    return rank_file_write(save->partial, &save->manifest, save->layout, view);
 }
 
-Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm,
-                       const StateView *view, const RunState *state) {
-    Save *save = calloc(1, sizeof *save);
-    if (!save)
-        return fail("no memory to save a checkpoint");
-    Status status = checkpoint_path(save->final, out, state->step);
+Status save_collect(Save *save, Status written) {
+    TRY(agree(save->comm, "checkpoint rank files", written));
+    return collect(&save->manifest, save->comm);
+}
+
+static Status begin_collectively(Save *save, const CheckpointRun *run, const bool has[STATE_KINDS],
+                                 const RunState *state) {
+    Status status = checkpoint_path(save->final, save->out, state->step);
     if (status == OK && (size_t)snprintf(save->partial, PATH_BYTES, "%s.tmp", save->final) >= PATH_BYTES)
         status = fail("the path %s.tmp is too long", save->final);
     if (status == OK)
-        status = save_collectively(save, run, layout, comm, view, state);
+        status = describe(save, run, has, state);
+    if (status == OK && comm_rank(save->comm) == 0)
+        status = begin(save);
+    TRY(agree(save->comm, "checkpoint start", status));
+    return comm_broadcast(save->comm, "checkpoint uuid", save->manifest.uuid, UUID_BYTES, 0);
+}
+
+Status save_begin(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm,
+                  const bool has[STATE_KINDS], const RunState *state, Save **save_out) {
+    *save_out = NULL;
+    Save *save = calloc(1, sizeof *save);
+    TRY(agree(comm, "checkpoint start", save ? OK : fail("no memory to save a checkpoint")));
+    save->layout = layout;
+    save->comm = comm;
+    snprintf(save->out, PATH_BYTES, "%s", out);
+    Status status = begin_collectively(save, run, has, state);
+    if (status != OK)
+        return save_end(save, status);
+    *save_out = save;
+    return OK;
+}
+
+Status save_end(Save *save, Status status) {
+    status = agree(save->comm, "checkpoint end", status);
     if (status != OK) {
-        if (comm_rank(comm) == 0)
-            durable_remove_tree(
-                save->partial);  // best effort: it has no final name, and the first error is the one to report
+        if (comm_rank(save->comm) == 0)
+            durable_remove_tree(save->partial);  // best effort: it has no final name, and the first error is the one to
+                                                 // report
         status = fail_context(status, "cannot save %s (earlier checkpoints are untouched)", save->final);
     }
     manifest_free(&save->manifest);
     free(save);
     return status;
+}
+
+Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm,
+                       const StateView *view, const RunState *state) {
+    Save *save;
+    TRY(save_begin(out, run, layout, comm, view->has, state, &save));
+    Status status = save_collect(save, save_write(save, view));
+    if (status == OK && comm_rank(comm) == 0)
+        status = save_commit(save);
+    return save_end(save, status);
 }

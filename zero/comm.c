@@ -44,7 +44,7 @@ void comm_stop(void) {
 #endif
 }
 
-_Noreturn void comm_abort(Status status) {
+void comm_abort(Status status) {
 #ifdef HAVE_MPI
     if (comm_mpi_started())
         comm_mpi_abort(status, status_message());
@@ -61,6 +61,10 @@ Status comm_open(Device *device, Stream *compute, const CommOptions *options, Co
 #ifdef HAVE_MPI
     if (device_kind(device) == DEVICE_CPU)
         return comm_open_mpi(device, compute, options, comm);
+#ifdef HAVE_NCCL
+    if (device_kind(device) == DEVICE_CUDA)
+        return comm_open_nccl(device, compute, options, comm);
+#endif
 #endif
     return fail("%d ranks cannot talk to each other on this device with what this program was built with",
                 options->shape.n_ranks);
@@ -111,6 +115,13 @@ void comm_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *sha
     comm->stats.bytes_sent[COMM_REDUCE_SCATTER] += comm_reduce_scatter_bytes(comm->options.shape, len, wire);
     comm->stats.bytes_sent[COMM_ALL_REDUCE] += comm_all_reduce_bytes(comm->options.shape, len);
     comm->backend->reduce_scatter(comm, stream, what, shard, shard_dtype, full, len, wire, add);
+}
+Status comm_register(Comm *comm, void *memory, size_t bytes) {
+    return comm->backend->register_memory && memory ? comm->backend->register_memory(comm, memory, bytes) : OK;
+}
+void comm_unregister(Comm *comm, const void *memory) {
+    if (comm->backend->unregister_memory && memory)
+        comm->backend->unregister_memory(comm, memory);
 }
 Status comm_sum(Comm *comm, const char *what, double *values, int n) {
     return comm->backend->sum(comm, what, values, n);

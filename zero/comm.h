@@ -1,5 +1,5 @@
-// comm: collectives on streams between the ranks of a run. One interface; comm_local (one rank) and comm_mpi (many
-// ranks on CPUs) implement it.
+// comm: collectives on streams between the ranks of a run. One interface; comm_local (one rank), comm_mpi (many ranks on
+// CPUs) and comm_nccl (on GPUs) implement it.
 //
 // Collectives are enqueued on a stream and happen in its order; every rank enqueues the same collectives in the same
 // order on the same stream. Reductions are made in fp32 in a fixed order of ranks: within groups of G consecutive ranks
@@ -32,7 +32,7 @@ Status comm_start(CommWorld *world);
 void comm_stop(void);
 // End every rank, with this thread's message as the last one and `status` as the exit status. Ranks that fail alike
 // print one message. Works before comm_start as well.
-_Noreturn void comm_abort(Status status);
+__attribute__((noreturn)) void comm_abort(Status status);
 
 // How N ranks share the work of a reduction and the pieces of a unit.
 typedef struct CommShape {
@@ -65,6 +65,7 @@ typedef struct CommOptions {
     int64_t max_len;      // the longest shard that will be reduced
     int64_t piece_bytes;  // longest message; 0: 512 KiB. Does not change results
     double timeout;       // seconds without progress that end the run
+    bool native;          // NCCL's own reductions, in an order of its own choice (--deterministic off); needs G = S
 } CommOptions;
 
 typedef struct CommStats {
@@ -73,8 +74,8 @@ typedef struct CommStats {
     double cpu_seconds;                    // of the thread that moves messages
 } CommStats;
 
-// Open what fits the shape: comm_local for one rank, else comm_mpi. Collective. `compute` is the stream whose waits
-// count.
+// Open what fits shape and device: comm_local for one rank, else comm_mpi or comm_nccl. Collective. `compute` is the
+// stream whose waits count.
 Status comm_open(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
 void comm_close(Comm *comm);  // NULL is fine
 
@@ -84,6 +85,11 @@ CommShape comm_shape(const Comm *comm);
 
 void comm_set_step(Comm *comm, int64_t step);  // for messages; 0: outside of any step
 int64_t comm_step(const Comm *comm);
+
+// Memory of the device in which collectives will be made again and again: the transport may map it once (NCCL's user
+// buffer registration). All ranks register the same memory in the same order, and forget it before they free it.
+Status comm_register(Comm *comm, void *memory, size_t bytes);
+void comm_unregister(Comm *comm, const void *memory);  // NULL, and what was not registered, is fine
 
 // full (S·len) = the group's shards (len) in rank order. `shard` may lie inside `full` at its own place. `what` names
 // the collective in messages ("unit 3").
@@ -116,7 +122,8 @@ double comm_clock(void);  // seconds of a clock that never jumps
 
 // ---- what it costs: pure functions, for the planner and for tests ----
 
-// Bytes that one rank sends. A reduction sends comm_reduce_scatter_bytes + comm_all_reduce_bytes.
+// Bytes that one rank sends. A reduction sends comm_reduce_scatter_bytes + comm_all_reduce_bytes. With NCCL's own
+// algorithms these are the textbook's; a switch that adds or copies may spare a rank some of them.
 int64_t comm_all_gather_bytes(CommShape shape, int64_t len, Dtype dtype);     // (S-1)·len elements
 int64_t comm_reduce_scatter_bytes(CommShape shape, int64_t len, Dtype wire);  // S = N = G: (N-1)·len elements
 int64_t comm_all_reduce_bytes(CommShape shape, int64_t len);                  // (N/S-1)·len fp32 elements

@@ -1,4 +1,4 @@
-// comm_backend: what comm_local and comm_mpi implement behind comm.h.
+// comm_backend: what comm_local, comm_mpi and comm_nccl implement behind comm.h.
 #ifndef ZERO_COMM_BACKEND_H
 #define ZERO_COMM_BACKEND_H
 
@@ -16,6 +16,8 @@ typedef struct CommBackend {
     Status (*broadcast)(Comm *comm, const char *what, void *data, size_t bytes, int root);
     Status (*barrier)(Comm *comm, const char *what);
     double (*cpu_seconds)(void);  // NULL: no thread of its own
+    Status (*register_memory)(Comm *comm, void *memory, size_t bytes);  // NULL, as the next: nothing to do
+    void (*unregister_memory)(Comm *comm, const void *memory);
 } CommBackend;
 
 struct Comm {
@@ -29,17 +31,18 @@ struct Comm {
     double cpu_at_reset;
     int64_t n_issued;     // collectives since comm_check_order
     uint64_t order_hash;  // of them, in order
+    char *host_values;    // rank 0 of many: (N, HOST_PIECE_BYTES), what the ranks sent (comm_mpi_host.h)
 };
 
 Status comm_open_local(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
 Status comm_open_mpi(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
+Status comm_open_nccl(Device *device, Stream *compute, const CommOptions *options, Comm **comm);
 
 // Start, stop and end MPI: comm_start and friends when this process has company.
 Status comm_mpi_start(CommWorld *world);
 void comm_mpi_stop(void);  // waits for all ranks
-_Noreturn void comm_mpi_abort(Status status, const char *message);
+__attribute__((noreturn)) void comm_mpi_abort(Status status, const char *message);
 bool comm_mpi_started(void);
-
 
 // The elements of each cut that a reduction of many ranks handles at a time.
 int64_t comm_piece_len(const CommOptions *options);

@@ -106,7 +106,7 @@ static void mpi_all_gather(Comm *base, Stream *stream, const char *what, void *f
 static void mpi_close(Comm *base) {
     CommMpi *comm = (CommMpi *)base;
     device_free(base->device, comm->staging);
-    device_host_free(base->device, comm->values);
+    mpi_host_close(base);
     free(comm->addends);
     free(comm);
 }
@@ -139,9 +139,7 @@ Status comm_open_mpi(Device *device, Stream *compute, const CommOptions *options
     }
     TRY_GOTO(device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(options), (void **)&comm->staging),
              failed);
-    if (rank == 0)
-        TRY_GOTO(device_host_alloc(device, "host values", (size_t)n * HOST_PIECE_BYTES, (void **)&comm->values),
-                 failed);
+    TRY_GOTO(mpi_host_open(&comm->base), failed);
     *comm_out = &comm->base;
     return OK;
 failed:

@@ -2,6 +2,7 @@
 #ifndef ZERO_COMM_MPI_H
 #define ZERO_COMM_MPI_H
 
+#include "zero/comm_mpi_host.h"
 #include "zero/comm_mpi_thread.h"
 #include "zero/comm_sum.h"
 
@@ -13,11 +14,7 @@ typedef struct CommMpi {
     const Stream *reduces;  // the stream that owns the staging
     char *staging;
     Addend *addends;  // room for the addends of one sum
-    // host values
-    char *values;  // rank 0: (N, HOST_PIECE_BYTES), what the ranks sent
 } CommMpi;
-
-enum { HOST_PIECE_BYTES = 1 << 16 };
 
 // The head of the arguments of a collective that was enqueued on a stream.
 typedef struct MpiCall {
@@ -36,11 +33,5 @@ void mpi_enqueue(CommMpi *comm, Stream *stream, const char *what, Status (*funct
 
 void mpi_reduce_scatter(Comm *comm, Stream *stream, const char *what, void *shard, Dtype shard_dtype, const float *full,
                         int64_t len, Dtype wire, bool add);
-
-Status mpi_sum(Comm *comm, const char *what, double *values, int n);
-Status mpi_max(Comm *comm, const char *what, double *values, int n);
-Status mpi_sum_u128(Comm *comm, const char *what, unsigned __int128 *values, int n);
-Status mpi_broadcast(Comm *comm, const char *what, void *data, size_t bytes, int root);
-Status mpi_barrier(Comm *comm, const char *what);
 
 #endif

@@ -23,7 +23,7 @@ static _Noreturn void speak_and_end(int status, const char *message) {
     for (int r = 0; requests && r < mpi_world_size(); r++) {
         requests[r] = MPI_REQUEST_NULL;
         if (r != mpi_world_rank())
-            MPI_Isend(&status, 1, MPI_INT, r, 0, mpi_world_notices(), &requests[r]);
+            MPI_Isend(&status, 1, MPI_INT, r, NOTICE_END, mpi_world_notices(), &requests[r]);
     }
     int done = 0;
     for (int i = 0; requests && i < 100 && !done; i++) {  // a fifth of a second: some ranks may not answer
@@ -37,10 +37,10 @@ static _Noreturn void speak_and_end(int status, const char *message) {
 void mpi_heed_others(void) {
     int said = 0;
     MPI_Status from;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, 0, mpi_world_notices(), &said, &from) != MPI_SUCCESS || !said)
+    if (MPI_Iprobe(MPI_ANY_SOURCE, NOTICE_END, mpi_world_notices(), &said, &from) != MPI_SUCCESS || !said)
         return;
     int status = FAILED;
-    MPI_Recv(&status, 1, MPI_INT, from.MPI_SOURCE, 0, mpi_world_notices(), MPI_STATUS_IGNORE);
+    MPI_Recv(&status, 1, MPI_INT, from.MPI_SOURCE, NOTICE_END, mpi_world_notices(), MPI_STATUS_IGNORE);
     usleep(500000);  // the rank that has spoken ends this one; if it cannot, this one ends by itself
     _exit(status);
 }
@@ -55,7 +55,57 @@ _Noreturn void mpi_end_run(Status status, const char *message) {
     speak_and_end(status, message);
 }
 
-// ---- jobs that cannot go on ----
+// ---- what cannot go on ----
+
+StallState mpi_stall(MpiStall *stall, bool stands, double timeout) {
+    // A rank that was suspended and goes on must not take the time it missed for the others': a look counts at most a
+    // second.
+    double time = comm_clock(), passed = time - stall->looked;
+    stall->looked = time;
+    stall->seconds += passed < 1 ? passed : 1;
+    if (!stands) {
+        stall->seconds = stall->peers_checked = 0;
+        return STALL_NONE;
+    }
+    bool check = stall->seconds > stall->peers_checked + PEER_CHECK_SECONDS;
+    if (check)
+        stall->peers_checked = stall->seconds;
+    return stall->seconds > timeout ? STALL_TIMEOUT : check ? STALL_CHECK_PEERS : STALL_NONE;
+}
+
+void mpi_end_if_peer_is_gone(const char *name) {
+    int lost = mpi_world_lost_peer();
+    if (lost < 0)
+        return;
+    char who[96], message[STATUS_MESSAGE_BYTES];
+    mpi_world_describe(lost, who, sizeof who);
+    snprintf(message, sizeof message, "%s: %s is gone. Nothing is saved; its own output says why it ended", name, who);
+    mpi_end_run(FAILED, message);
+}
+
+_Noreturn void mpi_end_stalled(const char *name, double timeout, const int *ranks, int n_ranks) {
+    // "rank 1 (host a), rank 3 (host b) and others"
+    char who[SHOWN_RANKS * 96] = "", message[STATUS_MESSAGE_BYTES];
+    size_t used = 0;
+    for (int i = 0; i < n_ranks && i < SHOWN_RANKS; i++) {
+        char one[80];
+        mpi_world_describe(ranks[i], one, sizeof one);
+        used += (size_t)snprintf(who + used, sizeof who - used, "%s%s", i ? ", " : "", one);
+    }
+    if (n_ranks > 0)
+        snprintf(message, sizeof message,
+                 "%s did not finish within %g s; waiting for %s%s. Nothing is saved. Is that rank "
+                 "stopped, or slow? --comm-timeout sets the limit",
+                 name, timeout, who, n_ranks > SHOWN_RANKS ? " and others" : "");
+    else
+        snprintf(message, sizeof message,
+                 "%s did not finish within %g s, though all ranks have come to it. Nothing is saved. Is the network "
+                 "down? --comm-timeout sets the limit",
+                 name, timeout);
+    mpi_end_run(FAILED, message);
+}
+
+// ---- jobs ----
 
 static const char *job_name(const MpiJob *job, char text[160]) {
     char step[32] = "";
@@ -65,64 +115,34 @@ static const char *job_name(const MpiJob *job, char text[160]) {
     return text;
 }
 
-// "rank 1 (host a), rank 3 (host b) and others": the peers of messages under way.
-static void awaited(const MpiJob *job, char *text, size_t text_bytes) {
-    enum { SHOWN = 4 };
-    int shown[SHOWN], n = 0, more = 0;
+// The peers of messages under way: how many, and the first of them.
+static int awaited(const MpiJob *job, int ranks[SHOWN_RANKS]) {
+    int n = 0;
     for (int f = 0; f < job->n_flows; f++) {
         for (int w = 0; w < job->flows[f].n_open; w++) {
             int peer = job->flows[f].open_peer[w];
             bool known = false;
-            for (int k = 0; k < n; k++)
-                known = known || shown[k] == peer;
-            if (!known && n < SHOWN)
-                shown[n++] = peer;
-            else if (!known)
-                more = 1;
+            for (int k = 0; k < n && k < SHOWN_RANKS; k++)
+                known = known || ranks[k] == peer;
+            if (!known && n++ < SHOWN_RANKS)
+                ranks[n - 1] = peer;
         }
     }
-    size_t used = 0;
-    text[0] = '\0';
-    for (int k = 0; k < n; k++) {
-        char name[96];
-        mpi_world_describe(shown[k], name, sizeof name);
-        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", k ? ", " : "", name);
-    }
-    if (more)
-        snprintf(text + used, text_bytes - used, " and others");
+    return n;
 }
 
 void mpi_watch(MpiJob *job, bool moved) {
-    // A rank that was suspended and goes on must not take the time it missed for the others': a look counts at most a
-    // second.
-    double time = comm_clock(), passed = time - job->looked;
-    job->looked = time;
-    job->stalled += passed < 1 ? passed : 1;
-    bool under_way = false;
+    bool under_way = false;  // else it is this rank that takes its time
     for (int f = 0; f < job->n_flows; f++)
         under_way = under_way || job->flows[f].n_open > 0;
-    if (moved || !under_way) {  // nothing under way: it is this rank that takes its time
-        job->stalled = job->peers_checked = 0;
-        return;
-    }
-    char name[160], peers[512], message[STATUS_MESSAGE_BYTES];
-    if (job->stalled > job->peers_checked + PEER_CHECK_SECONDS) {
-        job->peers_checked = job->stalled;
-        int lost = mpi_world_lost_peer();
-        if (lost >= 0) {
-            mpi_world_describe(lost, peers, sizeof peers);
-            snprintf(message, sizeof message, "%s: %s is gone. Nothing is saved; its own output says why it ended",
-                     job_name(job, name), peers);
-            mpi_end_run(FAILED, message);
-        }
-    }
-    if (job->stalled > job->timeout) {
-        awaited(job, peers, sizeof peers);
-        snprintf(message, sizeof message,
-                 "%s did not finish within %g s; waiting for %s. Nothing is saved. Is that rank "
-                 "stopped, or slow? --comm-timeout sets the limit",
-                 job_name(job, name), job->timeout, peers);
-        mpi_end_run(FAILED, message);
+    StallState state = mpi_stall(&job->stall, !moved && under_way, job->timeout);
+    char name[160];
+    if (state != STALL_NONE)
+        mpi_end_if_peer_is_gone(job_name(job, name));
+    if (state == STALL_TIMEOUT) {
+        int ranks[SHOWN_RANKS];
+        int n = awaited(job, ranks);
+        mpi_end_stalled(job_name(job, name), job->timeout, ranks, n);
     }
 }
 

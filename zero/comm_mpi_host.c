@@ -2,7 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "zero/comm_mpi.h"
+#include "zero/comm_mpi_host.h"
+#include "zero/comm_mpi_thread.h"
 
 typedef struct Star {
     MpiJob job;
@@ -83,7 +84,7 @@ static Star make_star(const Comm *comm, const char *collective, const char *what
               .rank = comm->rank,
               .n = comm->size,
               .root = root,
-              .collected = ((const CommMpi *)comm)->values};
+              .collected = comm->host_values};
     snprintf(s.job.what, sizeof s.job.what, "%s", what);
     return s;
 }
@@ -98,6 +99,16 @@ static void over_ranks(Comm *comm, Star *s, bool collects, Combine *combine, voi
         comm->stats.bytes_sent[COMM_HOST_VALUES] += run_star(s, collects, combine);
     }
     comm->stats.wait_seconds += comm_clock() - start;
+}
+
+Status mpi_host_open(Comm *comm) {
+    if (comm->rank != 0)
+        return OK;
+    size_t bytes = (size_t)comm->size * HOST_PIECE_BYTES;
+    return device_host_alloc(comm->device, "host values", bytes, (void **)&comm->host_values);
+}
+void mpi_host_close(Comm *comm) {
+    device_host_free(comm->device, comm->host_values);
 }
 
 Status mpi_sum(Comm *comm, const char *what, double *values, int n) {

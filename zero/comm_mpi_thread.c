@@ -169,6 +169,7 @@ static bool poll_jobs(bool *busy) {
     memcpy(jobs, mpi.jobs, sizeof jobs);
     pthread_mutex_unlock(&mpi.mutex);
     mpi_heed_others();
+    mpi_watch_collectives();
     bool any = false, moved[MPI_LANES] = {false};
     for (int lane = 0; lane < MPI_LANES; lane++)
         if (jobs[lane])
@@ -279,7 +280,7 @@ bool comm_mpi_started(void) {
     return mpi.started;
 }
 
-_Noreturn void comm_mpi_abort(Status status, const char *message) {
+void comm_mpi_abort(Status status, const char *message) {
     pthread_mutex_lock(&mpi.mutex);
     if (!mpi.abort_message) {
         mpi.abort_message = message;
@@ -309,7 +310,7 @@ void mpi_job_begin(MpiJob *job) {
         nanosleep(&(struct timespec){.tv_nsec = (long)(delay * 1e9)}, NULL);
     pthread_mutex_lock(&mpi.mutex);
     job->tag = n_jobs[job->lane]++ & 0x3fff;  // a rank with other collectives waits, rather than take the wrong message
-    job->looked = comm_clock();
+    job->stall.looked = comm_clock();
     for (int f = 0; f < job->n_flows; f++)
         job->flows[f].may_start = job->flows[f].allowed;
     mpi.jobs[job->lane] = job;

@@ -24,7 +24,7 @@
 
 #include <mpi.h>
 
-#include "zero/comm_backend.h"
+#include "zero/comm_mpi_host.h"
 
 enum {
     MPI_LANES = 5,  // communicators: four for streams, one for host values
@@ -33,6 +33,13 @@ enum {
     MPI_MAX_FLOWS = 4,
     MPI_WHAT_BYTES = 48,
 };
+
+// How long something that waits for other ranks has stood still.
+typedef struct MpiStall {
+    double looked;         // when it was last looked at
+    double seconds;        // without progress
+    double peers_checked;  // `seconds` when the processes of this host were last looked for
+} MpiStall;
 
 typedef struct MpiMessage {
     int peer;       // rank in the world
@@ -66,10 +73,8 @@ typedef struct MpiJob {
     const void *context;  // for the flows
     int n_flows;
     MpiFlow flows[MPI_MAX_FLOWS];
-    int tag;               // the MPI thread's
-    double looked;         // when it was last looked at
-    double stalled;        // seconds without progress
-    double peers_checked;  // `stalled` when the processes of this host were last looked for
+    int tag;  // the MPI thread's, as the next
+    MpiStall stall;
 } MpiJob;
 
 void mpi_job_begin(MpiJob *job);
@@ -77,9 +82,6 @@ void mpi_flow_allow(MpiJob *job, int flow, int64_t n);  // messages before n may
 void mpi_flow_wait(MpiJob *job, int flow, int64_t n);   // until messages before n are complete
 void mpi_job_end(MpiJob *job);                          // all messages must have been allowed; waits for them
 
-int mpi_world_rank(void);
-int mpi_world_size(void);
 void mpi_thread_stop(void);  // MPI_Finalize: all ranks
-double mpi_thread_cpu_seconds(void);
 
 #endif

@@ -51,15 +51,21 @@ int64_t comm_piece_bytes(const CommOptions *options) {
     return options->piece_bytes > 0 ? options->piece_bytes : DEFAULT_PIECE_BYTES;
 }
 
-// How many pieces the staging of a reduction has in each dtype (see comm_mpi_reduce.c). Everything is there twice, so
+// How many pieces the staging of a reduction has in each dtype (see comm_reduction.h). Everything is there twice, so
 // that one piece is received while the one before is added.
-static int64_t wire_pieces(CommShape shape, Dtype wire) {
+static int64_t wire_pieces(const CommOptions *options) {
+    CommShape shape = options->shape;
+    if (options->native)
+        return shape.shard_group + 1;  // all cuts in the wire's dtype, and the result (comm_nccl_native.cu)
     int64_t received = (shape.reduce_group - 1) * (is_hybrid(shape) ? 1 : (int64_t)shape.n_ranks / shape.reduce_group);
     return 2 * received *
-           (wire == DTYPE_FP32 ? 1 : 2);  // fp32 is sent from where it is, other dtypes are converted first
+           (options->wire == DTYPE_FP32 ? 1 : 2);  // fp32 is sent from where it is, other dtypes are converted first
 }
-static int64_t partial_pieces(CommShape shape) {
+static int64_t partial_pieces(const CommOptions *options) {
+    CommShape shape = options->shape;
     int64_t n_groups = shape.n_ranks / shape.reduce_group;
+    if (options->native)
+        return is_hybrid(shape) ? 1 : 0;
     return n_groups == 1 ? 0 : 2 * ((is_hybrid(shape) ? 1 : n_groups) + n_groups - 1);
 }
 
@@ -70,7 +76,7 @@ int64_t comm_piece_len(const CommOptions *options) {
     int64_t cuts = is_hybrid(shape) ? 1 : shape.n_ranks / shape.reduce_group;
     int64_t len = comm_piece_bytes(options) / ((int64_t)sizeof(float) * cuts);
     int64_t bounded = STAGING_TARGET_BYTES /
-                      ((int64_t)sizeof(float) * (wire_pieces(shape, options->wire) + partial_pieces(shape) + 1));
+                      ((int64_t)sizeof(float) * (wire_pieces(options) + partial_pieces(options) + 1));
     int64_t longest = (options->max_len + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
     if (len > bounded)
         len = bounded;
@@ -84,6 +90,6 @@ size_t comm_staging_bytes(const CommOptions *options) {
     size_t element = dtype_bytes(options->wire);
     if (options->shape.n_ranks == 1)
         return options->wire == DTYPE_FP32 ? 0 : LOCAL_PIECE_LEN * element;
-    return (size_t)comm_piece_len(options) * ((size_t)wire_pieces(options->shape, options->wire) * element +
-                                              (size_t)partial_pieces(options->shape) * sizeof(float));
+    return (size_t)comm_piece_len(options) *
+           ((size_t)wire_pieces(options) * element + (size_t)partial_pieces(options) * sizeof(float));
 }

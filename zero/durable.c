@@ -30,6 +30,22 @@ Status durable_write_at(int fd, const char *path, const void *data, size_t bytes
     return OK;
 }
 
+int durable_open_direct(const char *path) {
+    return open(path, O_WRONLY | O_DIRECT | O_CLOEXEC);
+}
+
+Status durable_write_direct(int direct, int fd, const char *path, const void *data, size_t bytes, int64_t offset) {
+    bool aligned = offset % DIRECT_BYTES == 0 && (uintptr_t)data % DIRECT_BYTES == 0;
+    size_t most = direct >= 0 && aligned ? bytes / DIRECT_BYTES * DIRECT_BYTES : 0;
+    ssize_t n = most > 0 ? pwrite(direct, data, most, offset) : 0;
+    // What has not gone this way goes the usual one: the rest of a page, and whatever failed, which if it fails again is an
+    // error. The two never meet within a page.
+    size_t done = n > 0 ? (size_t)n / DIRECT_BYTES * DIRECT_BYTES : 0;
+    if (done == bytes)
+        return OK;
+    return durable_write_at(fd, path, (const char *)data + done, bytes - done, offset + (int64_t)done);
+}
+
 Status durable_read_at(int fd, const char *path, void *data, size_t bytes, int64_t offset) {
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(fd, (char *)data + done, bytes - done, offset + (int64_t)done);

@@ -20,6 +20,12 @@ Status durable_join(char path[PATH_BYTES], const char *directory, const char *na
 Status durable_write_at(int fd, const char *path, const void *data, size_t bytes, int64_t offset);
 Status durable_read_at(int fd, const char *path, void *data, size_t bytes, int64_t offset);
 
+// The same past the page cache, as far as memory, offset and file system allow: it spares the processor a copy of all
+// bytes, and other programs their share of the cache. `direct` is a second descriptor of the file (durable_open_direct).
+enum { DIRECT_BYTES = 4096 };                // alignment, in memory and on the disk
+int durable_open_direct(const char *path);  // -1 where there is no such thing, which durable_write_direct takes
+Status durable_write_direct(int direct, int fd, const char *path, const void *data, size_t bytes, int64_t offset);
+
 // Open a regular file for reading and give its size.
 Status durable_open(const char *path, int *fd, int64_t *bytes);
 // A whole file into memory, with a 0 after it; the caller frees. Fails above max_bytes.

@@ -38,14 +38,24 @@ static GradSlot *slot_of(Grads *g, int u) {
     return &g->slots[layout_slot(g->layout, u)];
 }
 
+// A slot for `len` elements.
+static Status open_slot(Grads *g, const char *name, int64_t len, GradSlot *slot) {
+    size_t bytes = (size_t)len * sizeof *slot->memory;
+    TRY(device_alloc(g->device, MEM_SLOTS, name, bytes, (void **)&slot->memory));
+    return comm_register(g->comm, slot->memory, bytes);
+}
+
+static void release(Grads *g, void *memory) {
+    comm_unregister(g->comm, memory);
+    device_free(g->device, memory);
+}
+
 static Status open_slots(Grads *g) {
     const Layout *l = g->layout;
-    TRY(device_alloc(g->device, MEM_SLOTS, "ends gradient", (size_t)l->ends_len * 4, (void **)&g->slots[SLOT_ENDS].memory));
-    TRY(device_alloc(g->device, MEM_SLOTS, "block a gradient", (size_t)l->max_block_len * 4,
-                     (void **)&g->slots[SLOT_BLOCK_A].memory));
+    TRY(open_slot(g, "ends gradient", l->ends_len, &g->slots[SLOT_ENDS]));
+    TRY(open_slot(g, "block a gradient", l->max_block_len, &g->slots[SLOT_BLOCK_A]));
     if (l->n_units > 3)
-        TRY(device_alloc(g->device, MEM_SLOTS, "block b gradient", (size_t)l->max_block_len * 4,
-                         (void **)&g->slots[SLOT_BLOCK_B].memory));
+        TRY(open_slot(g, "block b gradient", l->max_block_len, &g->slots[SLOT_BLOCK_B]));
     hook_poison(g->compute, g->slots[SLOT_ENDS].memory, (size_t)l->ends_len * 4);
     hook_poison(g->compute, g->slots[SLOT_BLOCK_A].memory, (size_t)l->max_block_len * 4);
     if (l->n_units > 3)
@@ -80,7 +90,10 @@ Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *comp
     }
     TRY_GOTO(event_create(device, &g->formed), failed);
     int64_t len = sharded(g) ? layout->shard_len : layout->full_len;
-    TRY_GOTO(device_alloc(device, MEM_GRADIENTS, "gradients", (size_t)len * dtype_bytes(options.grad_dtype), &g->memory), failed);
+    size_t bytes = (size_t)len * dtype_bytes(options.grad_dtype);
+    TRY_GOTO(device_alloc(device, MEM_GRADIENTS, "gradients", bytes, &g->memory), failed);
+    if (!sharded(g))
+        TRY_GOTO(comm_register(comm, g->memory, bytes), failed);
     if (g->slots_used)
         TRY_GOTO(open_slots(g), failed);
     *grads = g;
@@ -96,9 +109,9 @@ void grads_close(Grads *g) {
     for (int i = 0; i < N_SLOTS; i++) {
         event_destroy(g->slots[i].released);
         if (i != SLOT_TIED_NORM)
-            device_free(g->device, g->slots[i].memory);
+            release(g, g->slots[i].memory);
     }
-    device_free(g->device, g->memory);
+    release(g, g->memory);
     event_destroy(g->formed);
     for (int u = 0; g->reduced && u < g->layout->n_units; u++)
         event_destroy(g->reduced[u]);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "llm/model.h"
-#include "zero/plan.h"
+#include "zero/saver.h"
 #include "zero/traffic.h"
 
 // The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
@@ -38,19 +38,24 @@ Status introduce(const Intro *r, RunLog *log) {
         log_line(log, "         matmul peak %.1f GFLOP/s, measured; %.1f MFLOP a token", r->peak_flops / 1e9, flops / 1e6);
     log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
              c->micro_batch, c->grad_accum, n_ranks, c->seq_len);
+    if (!c->deterministic)
+        log_line(log, "sums     of gradients over ranks in an order of NCCL's choice (--deterministic off): runs do not "
+                      "repeat bit for bit");
     double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
     log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
              r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);
-    size_t measured[MEM_CATEGORIES];
+    PlanBytes measured = {.snapshot = device_host_bytes_of(r->device, SNAPSHOT_NAME)};
     for (int k = 0; k < MEM_CATEGORIES; k++)
-        measured[k] = device_bytes(r->device, (MemoryCategory)k);
+        measured.bytes[k] = device_bytes(r->device, (MemoryCategory)k);
     if (comm_rank(r->comm) == 0)
-        plan_print_measured(r->predicted, measured, stdout);
-    double as_predicted = memcmp(measured, r->predicted, sizeof measured) == 0;
+        plan_print_measured(&r->predicted, &measured, stdout);
+    double as_predicted = memcmp(&measured, &r->predicted, sizeof measured) == 0;
     TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
     if (as_predicted < n_ranks)
         log_line(log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
                  n_ranks - (int)as_predicted, n_ranks);
+    if (r->saves)
+        log_line(log, "saves    %s", r->saves);
 
     cJSON *fields = config_to_json(c);
     cJSON_AddNumberToObject(fields, "n_params", (double)r->layout->n_params);
@@ -61,7 +66,9 @@ Status introduce(const Intro *r, RunLog *log) {
     cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
-        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted[k]);
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted.bytes[k]);
+    cJSON_AddNumberToObject(fields, "predicted_snapshot_bytes", (double)r->predicted.snapshot);
+    cJSON_AddNumberToObject(fields, "snapshot_bytes", (double)measured.snapshot);
     TRY(predict_traffic(r, fields));
     log_event(log, "start", fields);
     return OK;

@@ -4,6 +4,7 @@
 #define ZERO_INTRO_H
 
 #include "zero/params.h"
+#include "zero/plan.h"
 #include "zero/run.h"
 
 typedef struct Intro {
@@ -16,7 +17,8 @@ typedef struct Intro {
     double peak_flops;              // measured matmul FLOP/s of this rank's device; NAN: not measured
     int64_t n_tokens, n_windows;    // of the training data
     int n_shards;
-    size_t predicted[MEM_CATEGORIES];
+    PlanBytes predicted;
+    const char *saves;              // how saves are made; NULL: nothing is ever saved
 } Intro;
 
 // Collective: all ranks compare what they measured with what was predicted.

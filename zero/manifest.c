@@ -86,16 +86,26 @@ static void add_int(cJSON *object, const char *name, int64_t value) {
 }
 
 // cJSON's own way of printing may lose the last bits.
-static void add_double(cJSON *object, const char *name, double value) {
+static cJSON *number(double value) {
     char text[40];
     snprintf(text, sizeof text, "%.17g", value);
-    add(object, name, cJSON_CreateRaw(text));
+    return cJSON_CreateRaw(text);
+}
+
+static void add_double(cJSON *object, const char *name, double value) {
+    add(object, name, number(value));
 }
 
 static cJSON *hash_string(uint64_t hash) {
     char text[17];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     return cJSON_CreateString(text);
+}
+
+static void add_window(cJSON *object, const char *name, const SpikeWindow *window) {
+    cJSON *values = add(object, name, cJSON_CreateArray());
+    for (int i = 0; i < window->n; i++)
+        append(values, number(window->values[i]));
 }
 
 static cJSON *run_json(const RunState *run) {
@@ -116,6 +126,8 @@ static cJSON *run_json(const RunState *run) {
     add_int(scale, "hysteresis", run->scale.hysteresis);
     add_double(scale, "factor", run->scale.factor);
     add_double(scale, "minimum", run->scale.minimum);
+    add_window(json, "losses", &run->losses);
+    add_window(json, "norms", &run->norms);
     return json;
 }
 

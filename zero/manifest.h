@@ -5,8 +5,8 @@
 // hash of all text before that hash, so a flipped byte anywhere is found. A reader still treats every field as hostile:
 // counts are bounded before memory is allocated, lengths must add up, and no name is used as a path.
 //
-//   { "format": "zero.c checkpoint", "version": 1, "uuid": …,
-//     "run":    step, updates, samples, skips, length of the log, loss scaler
+//   { "format": "zero.c checkpoint", "version": 2, "uuid": …,
+//     "run":    step, updates, samples, skips, length of the log, loss scaler, last losses and norms
 //     "config": the run's options, "data": fingerprint of the shards, "environment": device, threads, libraries,
 //     "ranks", "shard_group", "reduce_group", "zero_stage", "dtype", "tied", "kinds": ["master", "m", "v"],
 //     "units":  [{"len", "tensors": [{"name", "shape", "offset"}]}],
@@ -21,19 +21,21 @@
 
 #include "llm/config.h"
 #include "llm/loss_scale.h"
+#include "zero/spikes.h"
 #include "zero/state.h"
 
-enum { MANIFEST_VERSION = 1, UUID_BYTES = 33, FILE_NAME_BYTES = 80 };
+enum { MANIFEST_VERSION = 2, UUID_BYTES = 33, FILE_NAME_BYTES = 80 };
 
 // Everything besides weights and moments that makes the next step the same.
 typedef struct RunState {
     int64_t step;     // steps finished
     int64_t updates;  // optimizer updates applied (Adam's t)
     int64_t samples;  // samples of the order consumed: step · global batch
-    int64_t skipped;  // steps skipped in all
-    int64_t skipped_in_a_row;
+    int64_t skipped;  // steps skipped in all, not finite or spikes
+    int64_t skipped_in_a_row;  // not finite
     int64_t log_bytes;  // length of log.jsonl when the checkpoint was written: a resumed log is cut to it
     LossScale scale;
+    SpikeWindow losses, norms;
 } RunState;
 
 // One dataset of every rank file: /unit_0003/master, the rank's shard_len fp32 elements.

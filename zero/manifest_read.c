@@ -111,6 +111,18 @@ static Status get_kind(const char *name, StateKind *kind) {
 
 // ---- the parts of a manifest ----
 
+static Status read_window(const cJSON *json, const char *name, SpikeWindow *window) {
+    const cJSON *list, *item;
+    TRY(get_list(json, name, 0, SPIKE_WINDOW, &list, &window->n));
+    int i = 0;
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble))
+            return fail("\"%s\" holds what is not a finite number", name);
+        window->values[i++] = item->valuedouble;
+    }
+    return OK;
+}
+
 static Status read_run(const cJSON *json, RunState *run) {
     const cJSON *scale;
     TRY(get_int(json, "step", 0, MAX_INT, &run->step));
@@ -129,6 +141,8 @@ static Status read_run(const cJSON *json, RunState *run) {
     TRY(get_int32(scale, "hysteresis", 0, 1 << 30, &run->scale.hysteresis));
     TRY(get_double(scale, "factor", &run->scale.factor));
     TRY(get_double(scale, "minimum", &run->scale.minimum));
+    TRY(read_window(json, "losses", &run->losses));
+    TRY(read_window(json, "norms", &run->norms));
     if (run->scale.scale <= 0.0)
         return fail("\"scale\" is not positive");
     return OK;

@@ -40,10 +40,24 @@ ZeroOptions options_zero(const Config *c) {
                          .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
 }
 
-CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
+Status options_shape(const Config *c, const CommWorld *world, DeviceKind kind, CommShape *shape) {
+    if (!c->deterministic && (kind != DEVICE_CUDA || world->size == 1))
+        return fail_usage(
+            "--deterministic off lets NCCL choose the order in which gradients of several GPUs are added; this run has %s, "
+            "so it would change nothing: leave it out",
+            world->size == 1 ? "one rank" : "no GPU");
+    int one_level = c->shard_group > 0 ? c->shard_group : world->size;  // NCCL knows the hosts by itself
+    return comm_shape_make(world, c->shard_group, c->deterministic ? 0 : one_level, shape);
+}
+
+// Messages between GPUs must be long: each exchange costs some ten microseconds, in which a link moves megabytes.
+enum { GPU_PIECE_BYTES = 8 << 20 };
+
+CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape, DeviceKind kind) {
     int64_t longest = 0;
     for (int u = 0; u < layout->n_units; u++)
         longest = layout->units[u].shard_len > longest ? layout->units[u].shard_len : longest;
     return (CommOptions){
-        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = longest, .timeout = c->comm_timeout};
+        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = longest, .timeout = c->comm_timeout,
+        .piece_bytes = kind == DEVICE_CUDA ? GPU_PIECE_BYTES : 0, .native = !c->deterministic};
 }

@@ -10,6 +10,8 @@ Status options_open_device(const Config *config, const CommWorld *world, Device 
 
 ModelOptions options_model(const Config *config);
 ZeroOptions options_zero(const Config *config);
-CommOptions options_comm(const Config *config, const Layout *layout, CommShape shape);
+// Fails when --deterministic off asks for what there is not: NCCL's own reductions need several ranks on GPUs.
+Status options_shape(const Config *config, const CommWorld *world, DeviceKind kind, CommShape *shape);
+CommOptions options_comm(const Config *config, const Layout *layout, CommShape shape, DeviceKind kind);
 
 #endif

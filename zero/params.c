@@ -35,14 +35,26 @@ static ParamSlot *slot_of(Params *p, int u) {
     return &p->slots[layout_slot(p->layout, u)];
 }
 
+// Memory for `len` parameters that travel, unless this is stage 0.
+static Status allocate(Params *p, MemoryCategory category, const char *name, int64_t len, void **memory) {
+    size_t bytes = (size_t)len * dtype_bytes(p->options.dtype);
+    TRY(device_alloc(p->device, category, name, bytes, memory));
+    return p->options.stage > 0 ? comm_register(p->comm, *memory, bytes) : OK;
+}
+
+static void release(Params *p, void *memory) {
+    comm_unregister(p->comm, memory);
+    device_free(p->device, memory);
+}
+
 static Status open_slots(Params *p) {
     const Layout *l = p->layout;
     size_t e = dtype_bytes(p->options.dtype);
     int blocks = l->n_units - 2;
-    TRY(device_alloc(p->device, MEM_SLOTS, "ends", (size_t)l->ends_len * e, &p->slots[SLOT_ENDS].memory));
-    TRY(device_alloc(p->device, MEM_SLOTS, "block a", (size_t)l->max_block_len * e, &p->slots[SLOT_BLOCK_A].memory));
+    TRY(allocate(p, MEM_SLOTS, "ends", l->ends_len, &p->slots[SLOT_ENDS].memory));
+    TRY(allocate(p, MEM_SLOTS, "block a", l->max_block_len, &p->slots[SLOT_BLOCK_A].memory));
     if (blocks > 1)
-        TRY(device_alloc(p->device, MEM_SLOTS, "block b", (size_t)l->max_block_len * e, &p->slots[SLOT_BLOCK_B].memory));
+        TRY(allocate(p, MEM_SLOTS, "block b", l->max_block_len, &p->slots[SLOT_BLOCK_B].memory));
     for (int i = 0; i < N_SLOTS; i++) {
         p->slots[i].unit = -1;
         TRY(event_create(p->device, &p->slots[i].ready));
@@ -61,7 +73,6 @@ Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *com
         return fail("out of host memory");
     *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather, .options = options};
     Status status = OK;
-    size_t e = dtype_bytes(options.dtype);
     p->published = calloc((size_t)layout->n_units, sizeof *p->published);
     p->names = calloc((size_t)layout->n_units, sizeof *p->names);
     if (!p->published || !p->names) {
@@ -74,7 +85,7 @@ Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *com
     }
     TRY_GOTO(event_create(device, &p->updated), failed);
     int64_t len = sharded(p) ? layout->shard_len : layout->full_len;
-    TRY_GOTO(device_alloc(device, MEM_PARAMETERS, "parameters", (size_t)len * e, &p->memory), failed);
+    TRY_GOTO(allocate(p, MEM_PARAMETERS, "parameters", len, &p->memory), failed);
     if (sharded(p))
         TRY_GOTO(open_slots(p), failed);
     *params = p;
@@ -91,9 +102,9 @@ void params_close(Params *p) {
         event_destroy(p->slots[i].ready);
         event_destroy(p->slots[i].released);
         if (i != SLOT_TIED_NORM)
-            device_free(p->device, p->slots[i].memory);
+            release(p, p->slots[i].memory);
     }
-    device_free(p->device, p->memory);
+    release(p, p->memory);
     event_destroy(p->updated);
     for (int u = 0; p->published && u < p->layout->n_units; u++)
         event_destroy(p->published[u]);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "zero/plan_advice.h"
 #include "zero/plan_text.h"
 
 // ---- arithmetic ----
@@ -67,12 +68,22 @@ static size_t add_all(const PlanInput *in, int stage, const PlanChoice *choice, 
     return total;
 }
 
+// auto: where a fifth of the memory still stays free. What is not known has room.
+static bool saves_async(const PlanInput *in, size_t total) {
+    size_t memory = in->device_is_host ? in->device_memory : in->host_memory;
+    size_t used = in->snapshot_bytes + (in->device_is_host ? total : 0);
+    bool has_room = memory == 0 || (double)used <= (1 - PLAN_MARGIN) * (double)memory;
+    return in->async == CHOICE_ON || (in->async == CHOICE_AUTO && has_room);
+}
+
 void plan_compute(const PlanInput *in, Plan *plan) {
     double psi = (double)in->n_params, shard = psi / in->group;
     double p, g, o;
     plan_state_bytes(in, &p, &g, &o);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         plan->total[stage] = add_all(in, stage, in->n_choices ? &in->choices[0] : NULL, plan->bytes[stage]);
+        plan->async[stage] = saves_async(in, plan->total[stage]);
+        plan->snapshot[stage] = plan->async[stage] ? in->snapshot_bytes : 0;
         plan->textbook[stage] =
             p * (stage >= 3 ? shard : psi) + g * (stage >= 2 ? shard : psi) + o * (stage >= 1 ? shard : psi);
     }
@@ -136,7 +147,7 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
 
     int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and %s is %s; ", in->stage,
                         in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
-                        in->limit_is_found ? "a rank's share of this host's memory" : "--device-memory",
+                        in->limit_is_found ? "a rank's share of the device's memory" : "--device-memory",
                         decimal_bytes((double)in->device_memory, limit));
     text += used;
     text_bytes -= (size_t)used;
@@ -150,6 +161,20 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
         snprintf(text, text_bytes, "nothing here needs less: %s", more);
 }
 
+void plan_describe_saves(const PlanInput *in, const Plan *plan, int stage, char *text, size_t text_bytes) {
+    char bytes[TEXT_BYTES];
+    decimal_bytes((double)in->snapshot_bytes, bytes);
+    const char *why = in->async == CHOICE_AUTO ? "auto" : in->async == CHOICE_ON ? "on" : "off";
+    if (plan->async[stage])
+        snprintf(text, text_bytes, "asynchronous: a step waits for a copy of %s to host memory (--checkpoint-async %s)",
+                 bytes, why);
+    else if (in->async == CHOICE_AUTO)
+        snprintf(text, text_bytes, "streamed while the step waits: a copy of %s would leave less than %d%% of the host's "
+                 "memory free (--checkpoint-async auto)", bytes, (int)(100 * PLAN_MARGIN));
+    else
+        snprintf(text, text_bytes, "streamed while the step waits (--checkpoint-async %s)", why);
+}
+
 static void print_heading(FILE *file, const PlanInput *in) {
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD"};
     char text[TEXT_BYTES];
@@ -160,6 +185,18 @@ static void print_heading(FILE *file, const PlanInput *in) {
             grouped((uint64_t)in->n_params, text), dtype_name(in->dtype), dtype_name(in->grad_dtype),
             optimizers[in->optimizer]);
     print_stages(file);
+}
+
+// One sentence, if the stage is chosen or all are alike; else the row above says it.
+static void print_saves(const PlanInput *in, const Plan *plan, FILE *file) {
+    bool alike = true;
+    for (int stage = 1; stage < PLAN_STAGES; stage++)
+        alike &= plan->async[stage] == plan->async[0];
+    if (in->stage == PLAN_NO_STAGE && !alike)
+        return;
+    char text[256];
+    plan_describe_saves(in, plan, in->stage == PLAN_NO_STAGE ? 0 : in->stage, text, sizeof text);
+    fprintf(file, "saves: %s\n", text);
 }
 
 void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
@@ -191,6 +228,10 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
         for (int stage = 0; stage < PLAN_STAGES; stage++)
             row[stage] = (double)plan->total[stage];
         print_bytes_row(file, "total", row);
+        for (int stage = 0; stage < PLAN_STAGES; stage++)
+            row[stage] = (double)plan->snapshot[stage];
+        print_bytes_row(file, "host: snapshot of a save", row);
+        print_saves(in, plan, file);
     } else {
         fprintf(file,
                 "Padding, slots, activations and workspace depend on the model: plan with --model to see them.\n");
@@ -217,36 +258,51 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
     }
 }
 
+// --checkpoint-async on, where the state and its copy share a memory that is too small for both.
+static Status check_snapshot(const PlanInput *in, const Plan *plan) {
+    size_t memory = in->device_is_host ? in->device_memory : in->host_memory;
+    size_t used = plan->snapshot[in->stage] + (in->device_is_host ? plan->total[in->stage] : 0);
+    char need[TEXT_BYTES], have[TEXT_BYTES];
+    if (memory == 0 || !plan->async[in->stage] || used <= memory)
+        return OK;
+    return fail("the run does not fit: with the copy of the state for --checkpoint-async on it needs %s of host memory, of "
+                "which this rank has %s; leave the option out, and saves are streamed",
+                decimal_bytes((double)used, need), decimal_bytes((double)memory, have));
+}
+
 Status plan_check(const PlanInput *in, const Plan *plan) {
     if (in->device_memory == 0 || plan->total[in->stage] <= in->device_memory)
-        return OK;
+        return check_snapshot(in, plan);
     char sentence[512];
     advice(in, plan, sentence, sizeof sentence);
     return fail("the run does not fit: %s", sentence);
 }
 
-bool plan_print_measured(const size_t predicted[MEM_CATEGORIES], const size_t measured[MEM_CATEGORIES], FILE *file) {
+// Returns whether the two are equal.
+static bool print_pair(const char *label, size_t predicted, size_t measured, FILE *file) {
+    char text[TEXT_BYTES];
+    fprintf(file, "%-*s", LABEL_WIDTH, label);
+    print_cell(file, grouped(predicted, text));
+    print_cell(file, grouped(measured, text));
+    if (predicted != measured)
+        fprintf(file, "  %s%s", predicted < measured ? "+" : "-",
+                grouped(predicted < measured ? measured - predicted : predicted - measured, text));
+    fputc('\n', file);
+    return predicted == measured;
+}
+
+bool plan_print_measured(const PlanBytes *predicted, const PlanBytes *measured, FILE *file) {
     size_t total_predicted = 0, total_measured = 0;
     bool equal = true;
-    char text[TEXT_BYTES];
     fprintf(file, "%-*s", LABEL_WIDTH, "memory, bytes");
     print_cell(file, "predicted");
     print_cell(file, "measured");
     fputc('\n', file);
-    for (int c = 0; c <= MEM_CATEGORIES; c++) {  // and the total
-        bool last = c == MEM_CATEGORIES;
-        size_t p = last ? total_predicted : predicted[c], m = last ? total_measured : measured[c];
-        if (!last) {
-            total_predicted += p;
-            total_measured += m;
-            equal &= p == m;
-        }
-        fprintf(file, "%-*s", LABEL_WIDTH, last ? "total" : memory_category_names[c]);
-        print_cell(file, grouped(p, text));
-        print_cell(file, grouped(m, text));
-        if (p != m)
-            fprintf(file, "  %s%s", p < m ? "+" : "-", grouped(p < m ? m - p : p - m, text));
-        fputc('\n', file);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        total_predicted += predicted->bytes[c];
+        total_measured += measured->bytes[c];
+        equal &= print_pair(memory_category_names[c], predicted->bytes[c], measured->bytes[c], file);
     }
-    return equal;
+    print_pair("total", total_predicted, total_measured, file);
+    return print_pair("host: snapshot of a save", predicted->snapshot, measured->snapshot, file) && equal;
 }

@@ -40,11 +40,17 @@ typedef struct PlanInput {
     bool limit_is_found;        // the device has no more; the limit is not --device-memory
     const PlanChoice *choices;  // choices[0]: the options as given. None (n_choices 0) with layout NULL
     int n_choices;
+    Choice async;               // --checkpoint-async; CHOICE_OFF also where nothing is ever saved
+    size_t snapshot_bytes;      // what asynchronous saves take of the host's memory (saver_snapshot_bytes)
+    size_t host_memory;         // of the host for this rank; 0: not known
+    bool device_is_host;        // then a snapshot shares device_memory with everything else
 } PlanInput;
 
 typedef struct Plan {
     size_t bytes[PLAN_STAGES][MEM_CATEGORIES];  // under choices[0]
-    size_t total[PLAN_STAGES];
+    size_t total[PLAN_STAGES];                  // of the device, without snapshots
+    bool async[PLAN_STAGES];                    // saves are asynchronous
+    size_t snapshot[PLAN_STAGES];               // then their host memory
     double textbook[PLAN_STAGES];  // model states by the formulas above
 } Plan;
 
@@ -62,6 +68,9 @@ void plan_state_bytes(const PlanInput *input, double *params, double *grads, dou
 
 void plan_compute(const PlanInput *input, Plan *plan);
 
+// How saves are made in a stage, for people.
+void plan_describe_saves(const PlanInput *input, const Plan *plan, int stage, char *text, size_t text_bytes);
+
 // The table: a column a stage, a row a category; formulas, what fits, and the cheapest change that fits if the run does
 // not.
 void plan_print(const PlanInput *input, const Plan *plan, FILE *file);
@@ -70,6 +79,10 @@ void plan_print(const PlanInput *input, const Plan *plan, FILE *file);
 Status plan_check(const PlanInput *input, const Plan *plan);
 
 // Predicted beside measured (device_peak_bytes), to the byte. Returns whether they are equal.
-bool plan_print_measured(const size_t predicted[MEM_CATEGORIES], const size_t measured[MEM_CATEGORIES], FILE *file);
+typedef struct PlanBytes {
+    size_t bytes[MEM_CATEGORIES];
+    size_t snapshot;
+} PlanBytes;
+bool plan_print_measured(const PlanBytes *predicted, const PlanBytes *measured, FILE *file);
 
 #endif

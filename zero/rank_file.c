@@ -63,14 +63,18 @@ static int64_t piece_offset(const StateDataset *dataset, int64_t piece) {
     return dataset->offset + piece * STATE_PIECE_BYTES;
 }
 
-static Status write_pieces(int fd, const char *path, const StateDataset *dataset, const StateView *view,
+static Status write_pieces(int fd, int direct, const char *path, const StateDataset *dataset, const StateView *view,
                            uint64_t *hashes) {
     for (int64_t p = 0; p < dataset->n_pieces; p++) {
-        int64_t len = rank_file_piece_len(dataset, p);
+        int64_t begin = p * STATE_PIECE_LEN, len = rank_file_piece_len(dataset, p);
         size_t bytes = (size_t)len * sizeof(float);
-        TRY(view->fetch(view->context, dataset->kind, dataset->unit, p * STATE_PIECE_LEN, len, view->staging));
-        hashes[dataset->first_piece + p] = hash_bytes(view->staging, bytes, 0);
-        TRY(durable_write_at(fd, path, view->staging, bytes, piece_offset(dataset, p)));
+        const float *values = view->staging;
+        if (view->look)
+            values = view->look(view->context, dataset->kind, dataset->unit, begin);
+        else
+            TRY(view->fetch(view->context, dataset->kind, dataset->unit, begin, len, view->staging));
+        hashes[dataset->first_piece + p] = hash_bytes(values, bytes, 0);
+        TRY(durable_write_direct(direct, fd, path, values, bytes, piece_offset(dataset, p)));
     }
     return OK;
 }
@@ -117,13 +121,13 @@ static Status rank_file_path(char path[PATH_BYTES], const char *directory, const
     return durable_join(path, directory, name);
 }
 
-static Status fill(int fd, int image, const char *path, Manifest *manifest, RankFile *file, const StateView *view) {
+static Status fill(int fd, int direct, int image, const char *path, Manifest *manifest, RankFile *file, const StateView *view) {
     struct stat info;
     if (fstat(image, &info) != 0)
         return fail("cannot see the size of %s: %s", path, strerror(errno));
     file->bytes = info.st_size;
     for (int d = 0; d < manifest->n_datasets; d++)
-        TRY(write_pieces(fd, path, &manifest->datasets[d], view, file->pieces));
+        TRY(write_pieces(fd, direct, path, &manifest->datasets[d], view, file->pieces));
     TRY(file_hash(image, fd, path, manifest, file, view->staging, &file->hash));
     if (fsync(fd) != 0)
         return fail("cannot sync %s: %s", path, strerror(errno));
@@ -141,8 +145,11 @@ Status rank_file_write(const char *directory, Manifest *manifest, const Layout *
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         status = fail("cannot create %s: %s", path, strerror(errno));
-    else
-        status = fill(fd, image, path, manifest, &manifest->files[layout->shard], view);
+    int direct = fd >= 0 ? durable_open_direct(path) : -1;
+    if (fd >= 0)
+        status = fill(fd, direct, image, path, manifest, &manifest->files[layout->shard], view);
+    if (direct >= 0)
+        close(direct);
     if (fd >= 0 && close(fd) != 0 && status == OK)
         status = fail("cannot close %s: %s", path, strerror(errno));
     close(image);

@@ -16,12 +16,13 @@
 
 #include "zero/durable.h"
 
-// ---- signals ----
+// ---- requests: signals and the clock ----
 
 // A thread of their own takes signals; all others block them. A handler would interrupt the thread that computes, and the
 // frame that the kernel then puts on its stack destroys what matmul code generated at run time keeps below the stack
 // pointer: a heap that is broken once in some hundred signals.
 static _Atomic bool listening, stop_requested, save_requested;
+static double started, time_limit;  // by comm_clock; time_limit 0: none
 
 static sigset_t handled_signals(void) {
     static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP};
@@ -68,6 +69,7 @@ static void *take_signals(void *unused) {
 Status run_take_signals(void) {
     sigset_t set = handled_signals();
     pthread_t thread;
+    started = comm_clock();
     pthread_sigmask(SIG_BLOCK, &set, NULL);  // threads that come later inherit this
     int error = pthread_create(&thread, NULL, take_signals, NULL);
     if (error)
@@ -99,11 +101,21 @@ void run_open_standard_files(void) {
         close(fd);
 }
 
-Status run_request(Comm *comm, RunRequest *request) {
-    double strongest = stop_requested ? REQUEST_STOP : save_requested ? REQUEST_SAVE : REQUEST_NONE;
-    TRY(comm_max(comm, "requests", &strongest, 1));
-    *request = (RunRequest)strongest;
-    if (*request == REQUEST_SAVE)
+void run_limit_time(double minutes) {
+    time_limit = minutes > 0 ? started + 60 * minutes : 0;
+}
+
+Status run_exchange(Comm *comm, RunNews *news) {
+    bool over = time_limit > 0 && comm_clock() > time_limit;
+    double most[2] = {stop_requested   ? REQUEST_STOP
+                      : over           ? REQUEST_TIME_OVER
+                      : save_requested ? REQUEST_SAVE
+                                       : REQUEST_NONE,
+                      news->writing};
+    TRY(comm_max(comm, "requests", most, 2));
+    news->request = (RunRequest)most[0];
+    news->writing = most[1] > 0;
+    if (news->request == REQUEST_SAVE)
         save_requested = false;
     return OK;
 }
@@ -194,9 +206,7 @@ void log_close(RunLog *log) {
     free(log);
 }
 
-int64_t log_sync(RunLog *log) {
-    if (log->file >= 0)
-        fdatasync(log->file);
+int64_t log_length(const RunLog *log) {
     return log->bytes;
 }
 
@@ -272,6 +282,8 @@ static void step_json(RunLog *log, const StepReport *r, const Device *device) {
     cJSON_AddNumberToObject(o, "lr", r->lr);
     cJSON_AddNumberToObject(o, "loss_scale", r->loss_scale);
     cJSON_AddNumberToObject(o, "skipped", (double)r->skipped);
+    if (r->skip_reason[0])
+        cJSON_AddStringToObject(o, "skip_reason", r->skip_reason);
     cJSON_AddNumberToObject(o, "tokens", (double)r->tokens);
     cJSON_AddNumberToObject(o, "seconds", r->seconds);
     cJSON_AddNumberToObject(o, "tokens_per_s", r->tokens_per_s);
@@ -279,6 +291,7 @@ static void step_json(RunLog *log, const StepReport *r, const Device *device) {
     cJSON_AddNumberToObject(o, "comm_wait_s", r->comm.wait_seconds);
     cJSON_AddNumberToObject(o, "comm_cpu_s", r->comm.cpu_seconds);
     cJSON_AddNumberToObject(o, "data_wait_s", r->data_wait_s);
+    cJSON_AddNumberToObject(o, "save_wait_s", r->save_wait_s);
     cJSON *sent = cJSON_AddObjectToObject(o, "bytes_sent");
     for (int c = 0; c < COMM_COLLECTIVES; c++)
         cJSON_AddNumberToObject(sent, collective_names[c], (double)r->comm.bytes_sent[c]);
@@ -303,10 +316,10 @@ void log_step(RunLog *log, const StepReport *r, const Device *device) {
     printf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f tok/s%s | comm %.1f%% | data %.1f%% | %s | eta %s",
            (long long)r->step, (long long)r->steps, r->result.loss, r->result.norm, r->lr, r->tokens_per_s, peak,
            100 * r->comm.wait_seconds / r->seconds, 100 * r->data_wait_s / r->seconds, memory, eta);
-    if (!r->result.finite)
-        printf(" | SKIPPED: gradients are not finite, loss scale %g", r->loss_scale);
+    if (r->skip_reason[0])
+        printf(" | SKIPPED: %s", r->skip_reason);
     log->line_open = log->terminal;
-    if (!log->terminal || !r->result.finite)
+    if (!log->terminal || r->skip_reason[0])
         fputs("\n", stdout), log->line_open = false;
     fflush(stdout);
 }

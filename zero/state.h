@@ -24,6 +24,8 @@ typedef struct StateView {
     // return when the copy is done.
     Status (*fetch)(void *context, StateKind kind, int u, int64_t begin, int64_t len, float *to);
     Status (*store)(void *context, StateKind kind, int u, int64_t begin, int64_t len, const float *from);
+    // Where the elements from `begin` on lie, if that is host memory; NULL: there is only fetch.
+    const float *(*look)(void *context, StateKind kind, int u, int64_t begin);
 } StateView;
 
 // The two strings that say whether two runs hold the same bits (zero/hash.h): of the master weights and of the moments.

@@ -65,10 +65,11 @@ $(SIM_BUILD)/$(1)/test/cudasim/%: $(SIM_BUILD)/$(1)/test/cudasim/%.o $(SIM_BUILD
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call sim_mode,$(mode))))
 
-# What test/test_cudasim.py and test/test_cuda.py run.
+# What test/test_cudasim.py, test/test_cuda.py and test/test_cuda_ranks.py run.
 .PHONY: cudasim_tests cuda_tests
 cudasim_tests: $(foreach mode,$(SIM_MODES),$(SIM_PROGRAMS:%=$(SIM_BUILD)/$(mode)/test/cudasim/%))
-cuda_tests: $(foreach mode,$(SIM_MODES),$(foreach program,train_gpt test/test_device test/test_ops test/test_attention,$(SIM_BUILD)/$(mode)/$(program)))
+CUDA_TESTS := train_gpt test/test_device test/test_ops test/test_attention test/test_comm
+cuda_tests: $(foreach mode,$(SIM_MODES),$(CUDA_TESTS:%=$(SIM_BUILD)/$(mode)/%))
 tests: cudasim_tests cuda_tests
 
 endif

@@ -189,7 +189,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
-    if (comm->last && !comm->last->done)
+    if (drives_device() && comm->last && !comm->last->done)  // other threads may ask too
         poll(comm->last);
     *error = comm->error;
     return ncclSuccess;

@@ -4,6 +4,7 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -22,7 +23,7 @@ struct ncclComm {
     uint64_t issued = 0;         // calls
     int splits = 0;
     bool aborted = false;
-    ncclResult_t error = ncclSuccess;  // asynchronous
+    std::atomic<ncclResult_t> error{ncclSuccess};  // asynchronous
 };
 
 namespace cudasim {

@@ -183,8 +183,8 @@ void exit_with_findings() {
 
 // ---- order ----
 
-// Hand-off between blocks: writes, __threadfence, (barrier,) an atomic on device memory by one thread; whoever does an
-// atomic on device memory later, and its block from then on, is ordered after them.
+// Hand-off between blocks: writes, __threadfence, (barrier,) an atomic on global memory (an allocation or a __device__
+// variable) by one thread; whoever does such an atomic later, and its block from then on, is ordered after them.
 struct Release {
     uint32_t barrier;
     unsigned thread;
@@ -309,7 +309,7 @@ void race_hook(const void *memory, size_t bytes, bool write, void *pc) {
 
 void race_atomic(const void *p, size_t bytes) {
     check(p, bytes, true, true, nullptr);
-    if (!current_thread || !device_memory().contains(p))
+    if (!current_thread || shadows[0].has(p))
         return;
     acquired = true;
     if (fenced)

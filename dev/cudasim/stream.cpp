@@ -42,9 +42,13 @@ Stream *of_handle(cudaStream_t handle) {
     return handle;
 }
 
+bool is_first_thread() {
+    static const std::thread::id first = std::this_thread::get_id();
+    return std::this_thread::get_id() == first;
+}
+
 void check_host_thread() {
-    static const std::thread::id owner = std::this_thread::get_id();
-    if (std::this_thread::get_id() != owner)
+    if (!is_first_thread())
         fatal("two host threads use CUDA: the simulator, like the program, drives a device from one");
     if (running_operation)
         fatal("CUDA is called from within device work (a kernel or a host function)");
@@ -238,6 +242,9 @@ void work_meanwhile() {
     }
 }
 
+bool drives_device() {
+    return is_first_thread();
+}
 OperationRef last_operation(cudaStream_t stream) {
     return of_handle(stream)->last;
 }

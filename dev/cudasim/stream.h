@@ -40,6 +40,7 @@ void wait_for_all();
 // One step towards an operation, for queries: does not wait. Returns whether it is done; then the host is ordered after
 // it.
 bool poll(const OperationRef &operation);
+bool drives_device();  // the calling thread is the one that uses CUDA
 OperationRef last_operation(cudaStream_t stream);
 bool is_null_stream(cudaStream_t stream);
 // Run other work while the host waits for something that is no operation (peers that come up).

@@ -71,31 +71,9 @@ static int usable_cores(int local_size) {
     return share > 0 ? share : 1;
 }
 
-// Bytes that the host, or the cgroup that this process runs in (a container's, Slurm's), lets its processes have; 0: not known.
-static size_t host_memory(void) {
-    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    size_t bytes = pages > 0 && page_bytes > 0 ? (size_t)pages * (size_t)page_bytes : 0;
-    char line[2048], path[2112];
-    FILE *file = fopen("/proc/self/cgroup", "r");
-    while (file && fgets(line, sizeof line, file)) {
-        if (strncmp(line, "0::", 3) != 0)  // version 2
-            continue;
-        snprintf(path, sizeof path, "/sys/fs/cgroup%.*s/memory.max", (int)strcspn(line + 3, "\n"), line + 3);
-        FILE *limit = fopen(path, "r");
-        unsigned long long most;
-        if (limit && fscanf(limit, "%llu", &most) == 1 && most < bytes)  // or "max"
-            bytes = (size_t)most;
-        if (limit)
-            fclose(limit);
-    }
-    if (file)
-        fclose(file);
-    return bytes;
-}
-
 static Status cpu_open(Device *device, const DeviceOptions *options) {
     device->threads = options->threads > 0 ? options->threads : usable_cores(options->local_size);
-    device->memory_size = host_memory() / (size_t)(options->local_size > 1 ? options->local_size : 1);
+    device->memory_size = device->host_size;
     device->ops = &cpu_ops;
     device->native[DTYPE_FP32] = true;
 #ifdef HAVE_ONEDNN

@@ -264,22 +264,26 @@ void cpu_linear_backward_input(Stream *stream, Dtype dt, void *dx, const void *d
     run_on(stream, (Work){.product = &p});
 }
 
+void cpu_column_sums(Stream *stream, Dtype dt, float *sums, const void *x, int64_t ld, int64_t rows, int64_t cols,
+                     bool accumulate) {
+    const LinearKernels *kernels = CPU_PICK(linear_kernels);
+    int threads = cpu_threads(stream);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int t = 0; t < threads; t++) {
+        int64_t begin, end;
+        cpu_cut(cols, 128, threads, t, &begin, &end);
+        kernels->column_sums(sums + begin, dt, at(dt, x, begin), ld, rows, end - begin, accumulate);
+    }
+}
+
 void cpu_linear_backward_weight(Stream *stream, Dtype dt, float *dw, float *db, const void *dy, int64_t ld_dy,
                                 const void *x, int64_t rows, int64_t in, int64_t out, bool accumulate) {
     if (!cpu_compute(stream))
         return;
     WeightProduct p = {dt, accumulate, rows, in, out, ld_dy, dy, x, dw};
     run_on(stream, (Work){.weight_product = &p});
-    if (!db)
-        return;
-    const LinearKernels *kernels = CPU_PICK(linear_kernels);
-    int threads = cpu_threads(stream);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int t = 0; t < threads; t++) {
-        int64_t begin, end;
-        cpu_cut(out, 128, threads, t, &begin, &end);
-        kernels->column_sums(db + begin, dt, at(dt, dy, begin), ld_dy, rows, end - begin, accumulate);
-    }
+    if (db)
+        cpu_column_sums(stream, dt, db, dy, ld_dy, rows, out, accumulate);
 }
 
 static void enlarge(size_t *bytes, const Device *device, Work work) {

@@ -22,6 +22,9 @@ void cpu_linear_backward_input(Stream *stream, Dtype dt, void *dx, const void *d
                                int64_t rows, int64_t in, int64_t out);
 void cpu_linear_backward_weight(Stream *stream, Dtype dt, float *dw, float *db, const void *dy, int64_t ld_dy,
                                 const void *x, int64_t rows, int64_t in, int64_t out, bool accumulate);
+// sums (cols) (+)= column sums of x (rows, cols; ld), in the order of the rows.
+void cpu_column_sums(Stream *stream, Dtype dt, float *sums, const void *x, int64_t ld, int64_t rows, int64_t cols,
+                     bool accumulate);
 size_t cpu_linear_scratch(Device *device, Dtype dt, Dtype y_dtype, int64_t ld_y, int64_t rows, int64_t in, int64_t out,
                           bool with_backward);
 

@@ -114,11 +114,13 @@ static void gelu_forward(Stream *stream, Dtype dt, void *y, const void *x, int64
     run(stream, CPU_PICK(activation_kernels)->gelu_forward, &a, len, 64, len * 4);
 }
 
-static void gelu_backward(Stream *stream, Dtype dt, void *dx, const void *dy, const void *x, int64_t len) {
+static void gelu_backward(Stream *stream, Dtype dt, void *dx, float *db, const void *dy, const void *x, int64_t rows,
+                          int64_t ffn, bool accumulate) {
     if (!cpu_compute(stream))
         return;
     const Activation a = {dt, dx, dy, x, 0};
-    run(stream, CPU_PICK(activation_kernels)->gelu_backward, &a, len, 64, len * 4);
+    run(stream, CPU_PICK(activation_kernels)->gelu_backward, &a, rows * ffn, 64, rows * ffn * 4);
+    cpu_column_sums(stream, dt, db, dx, ffn, rows, ffn, accumulate);
 }
 
 static void swiglu_forward(Stream *stream, Dtype dt, void *y, const void *gate_up, int64_t rows, int64_t ffn) {

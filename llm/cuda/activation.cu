@@ -2,8 +2,8 @@
 //
 // Elementwise: each input is read once, each output written once, a pack a thread. 256 threads of about 40 registers
 // fill a multiprocessor, so loads of some threads hide behind the arithmetic of others.
+#include "llm/cuda/column_sums.cuh"
 #include "llm/cuda/ops_cuda.cuh"
-#include "llm/cuda/vec.cuh"
 
 // 1 / (1 + e^-x), within 2 ulp + |x|/8 of an ulp: the fast exponential multiplies by log2(e) in fp32. 0 where e^-x is +inf.
 __device__ inline float sigmoid(float x) {
@@ -27,23 +27,26 @@ __global__ void __launch_bounds__(THREADS) gelu_forward(T *y, const T *x, int64_
     }
 }
 
-// dy/dx = s + x·s·(1 - s)·(A + 3·B·x²). dx may be dy: a thread reads its pack before it writes it.
-template <class T, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS) gelu_backward(T *dx, const T *dy, const T *x, int64_t len) {
-    const int64_t stride = static_cast<int64_t>(gridDim.x) * THREADS * PACK;
-    for (int64_t i = (static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x) * PACK; i < len; i += stride) {
-        float v[PACK], d[PACK];
-        load<ALIGNED>(v, x, i, len);
-        load<ALIGNED>(d, dy, i, len);
+// dy/dx = s + x·s·(1 - s)·(A + 3·B·x²), on the way to the sums of its columns: the gradient of the bias that was added
+// to x. dx may be dy: a thread reads its pack before it writes it. What is summed is what is stored, after rounding.
+template <bool ALIGNED, class T>
+struct GeluGradient {
+    T *dx;
+    const T *dy, *x;
+    int64_t F;
+    __device__ void operator()(float (&d)[PACK], int64_t row, int64_t i) const {
+        float v[PACK];
+        load<ALIGNED>(v, x + row * F, i, F);
+        load<ALIGNED>(d, dy + row * F, i, F);
 #pragma unroll
         for (int k = 0; k < PACK; k++) {
             float x2 = v[k] * v[k], s = sigmoid(v[k] * fmaf(GELU_B, x2, GELU_A));
             float dz = fmaf(3.0f * GELU_B, x2, GELU_A);
-            d[k] *= fmaf(v[k] * dz, s * (1.0f - s), s);
+            d[k] = to_fp32(from_fp32<T>(d[k] * fmaf(v[k] * dz, s * (1.0f - s), s)));
         }
-        store<ALIGNED>(dx, i, len, d);
+        store<ALIGNED>(dx + row * F, i, F, d);
     }
-}
+};
 
 // y(row, F) = gate·sigmoid(gate)·up, with gate and up in the halves of a row of gate_up (rows, 2F)
 template <class T, bool ALIGNED>
@@ -105,16 +108,20 @@ void cuda_gelu_forward(Stream *stream, Dtype dt, void *y, const void *x, int64_t
     cuda_end(stream, "gelu_forward");
 }
 
-void cuda_gelu_backward(Stream *stream, Dtype dt, void *dx, const void *dy, const void *x, int64_t len) {
+void cuda_gelu_backward(Stream *stream, Dtype dt, void *dx, float *db, const void *dy, const void *x, int64_t rows,
+                        int64_t ffn, bool accumulate) {
     cudaStream_t s = cuda_begin(stream);
-    if (!s || len == 0)
+    if (!s || rows == 0)
         return;
-    const unsigned grid = flat_grid(stream, ceil_div(len, PACK));
+    float *partial = static_cast<float *>(cuda_scratch(stream, column_sums_bytes(rows, ffn)));
+    if (!partial)
+        return;
     with_dtype(dt, [&](auto t) {
         using T = decltype(t);
-        with_bool(aligned16(dx, dy, x), [&](auto aligned) {
-            LAUNCH((gelu_backward<T, decltype(aligned)::value>), (grid, THREADS, 0, s), static_cast<T *>(dx),
-                   static_cast<const T *>(dy), static_cast<const T *>(x), len);
+        with_bool(rows_aligned16(ffn, dt) && aligned16(dx, dy, x), [&](auto aligned) {
+            const GeluGradient<decltype(aligned)::value, T> source = {static_cast<T *>(dx), static_cast<const T *>(dy),
+                                                                      static_cast<const T *>(x), ffn};
+            run_column_sums(s, db, partial, source, rows, ffn, accumulate);
         });
     });
     cuda_end(stream, "gelu_backward");

@@ -3,9 +3,9 @@
 //
 // A product of our own, plain and slow, takes what the library does not: operands that are not aligned to 16 bytes,
 // mixtures of types, shapes without an algorithm. Only odd sizes come to that.
+#include "llm/cuda/column_sums.cuh"
 #include "llm/cuda/linear_plans.cuh"
 #include "llm/cuda/ops_cuda.cuh"
-#include "llm/cuda/vec.cuh"
 
 namespace {
 
@@ -117,80 +117,28 @@ void run(Stream *stream, const Product &p, const char *operation) {
         cuda_end(stream, operation);
 }
 
-// ---- sums of columns ----
+// ---- the bias gradient: sums of dy's columns ----
 
-constexpr int SUM_X = 8, SUM_Y = 32, SUM_COLUMNS = SUM_X * PACK, SUM_ROWS = 8 * SUM_Y, SUM_GROUPS = 4096;
-
-// How many blocks of a group of columns have written their sums. The last one puts the count back to 0.
-__device__ unsigned column_sums_done[SUM_GROUPS];
-
-// db (out) (+)= sums of the columns of dy (rows, out; ld). A block adds SUM_ROWS rows of SUM_COLUMNS columns, each thread
-// every SUM_Y-th row of PACK columns; the last block of a group of columns adds what all have written, in their order.
 template <bool ALIGNED, class T>
-__global__ void __launch_bounds__(SUM_X *SUM_Y)
-    column_sums(float *db, float *partial, const T *dy, int64_t ld, int64_t rows, int64_t out, bool accumulate) {
-    SHARED(float, tile, [SUM_Y][SUM_COLUMNS]);
-    SHARED(bool, last, [1]);
-    const int thread = static_cast<int>(threadIdx.y * SUM_X + threadIdx.x);
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS, mine = first + thread;
-    const int64_t begin = static_cast<int64_t>(blockIdx.y) * SUM_ROWS, end = min(begin + SUM_ROWS, rows);
-    float sums[PACK] = {};
-    for (int64_t row = begin + threadIdx.y; row < end; row += SUM_Y) {
-        float v[PACK];
-        load<ALIGNED>(v, dy + row * ld, first + threadIdx.x * PACK, out);
-#pragma unroll
-        for (int n = 0; n < PACK; n++)
-            sums[n] += v[n];
+struct RowsOf {
+    const T *dy;
+    int64_t ld, out;
+    __device__ void operator()(float (&v)[PACK], int64_t row, int64_t i) const {
+        load<ALIGNED>(v, dy + row * ld, i, out);
     }
-#pragma unroll
-    for (int n = 0; n < PACK; n++)
-        tile[threadIdx.y][threadIdx.x * PACK + n] = sums[n];
-    __syncthreads();
-    const bool adds = thread < SUM_COLUMNS && mine < out;
-    float sum = 0.0f;
-    for (int y = 0; adds && y < SUM_Y; y++)
-        sum += tile[y][thread];
-    if (gridDim.y > 1) {
-        if (adds)
-            partial[blockIdx.y * out + mine] = sum;
-        __threadfence();
-        __syncthreads();
-        if (thread == 0)
-            last[0] = atomicInc(&column_sums_done[blockIdx.x], gridDim.y - 1) == gridDim.y - 1;
-        __syncthreads();
-        if (!last[0])
-            return;
-        __threadfence();
-        sum = 0.0f;
-        for (unsigned y = 0; adds && y < gridDim.y; y++)
-            sum += __ldcg(&partial[y * out + mine]);
-    }
-    if (adds)
-        db[mine] = (accumulate ? db[mine] : 0.0f) + sum;
-}
+};
 
-size_t column_sums_bytes(int64_t rows, int64_t out) {
-    return static_cast<size_t>(ceil_div(rows, SUM_ROWS) * out) * sizeof(float);
-}
-
-void run_column_sums(Stream *stream, Dtype dt, float *db, const void *dy, int64_t ld, int64_t rows, int64_t out,
-                     bool accumulate) {
+void bias_gradient(Stream *stream, Dtype dt, float *db, const void *dy, int64_t ld, int64_t rows, int64_t out,
+                   bool accumulate) {
     cudaStream_t s = cuda_begin(stream);
     float *partial = s ? static_cast<float *>(cuda_scratch(stream, column_sums_bytes(rows, out))) : nullptr;
     if (!partial)
         return;
-    const int64_t piece = static_cast<int64_t>(SUM_GROUPS) * SUM_COLUMNS;
     with_dtype(dt, [&](auto element) {
         using T = decltype(element);
-        with_bool(aligned16(dy) && rows_aligned16(ld, dt), [&](auto is_aligned) {
-            constexpr bool ALIGNED = decltype(is_aligned)::value;
-            for (int64_t i = 0; i < out; i += piece) {
-                const int64_t len = out - i < piece ? out - i : piece;
-                dim3 grid(static_cast<unsigned>(ceil_div(len, SUM_COLUMNS)),
-                          static_cast<unsigned>(ceil_div(rows, SUM_ROWS)));
-                LAUNCH((column_sums<ALIGNED, T>), (grid, dim3(SUM_X, SUM_Y), 0, s), db + i, partial,
-                       static_cast<const T *>(dy) + i, ld, rows, len, accumulate);
-            }
+        with_bool(aligned16(dy) && rows_aligned16(ld, dt), [&](auto aligned) {
+            const RowsOf<decltype(aligned)::value, T> source = {static_cast<const T *>(dy), ld, out};
+            run_column_sums(s, db, partial, source, rows, out, accumulate);
         });
     });
     cuda_end(stream, "linear_backward_weight (bias)");
@@ -252,7 +200,7 @@ void cuda_linear_backward_weight(Stream *stream, Dtype dt, float *dw, float *db,
                                  const void *x, int64_t rows, int64_t in, int64_t out, bool accumulate) {
     run(stream, backward_weight(dt, dw, dy, ld_dy, x, rows, in, out, accumulate), "linear_backward_weight");
     if (db)
-        run_column_sums(stream, dt, db, dy, ld_dy, rows, out, accumulate);
+        bias_gradient(stream, dt, db, dy, ld_dy, rows, out, accumulate);
 }
 
 // Chooses the algorithms of the shape on the way. What goes wrong comes again, and is told, when the product runs.

@@ -4,8 +4,9 @@
 // first pass over the row to the last: x, dy and the residual are read once. Narrow rows share a block: threadIdx.y
 // says which. Weights stay in registers while a block walks over its rows.
 //
-// The gradients of weight and bias are sums over all rows. Every block sums a fixed range of rows (it depends on the
-// number of rows, not on the device) and writes a partial sum to scratch; a second, small kernel adds those in order.
+// The gradients of weight and bias are sums over all rows, in three levels of a fixed shape: a block sums a range of rows
+// that depends on nothing but their number, the last block of a group of blocks adds the group's sums in order, the last
+// group those of all groups. All in one launch.
 #include "llm/cuda/ops_cuda.cuh"
 #include "llm/cuda/vec.cuh"
 
@@ -71,23 +72,47 @@ __global__ void __launch_bounds__(MOST_THREADS)
     }
 }
 
+// Rows that one block sums: at least 16, so that partial sums are an eighth of the traffic at most.
+constexpr int64_t LEAST_ROWS = 16, MOST_BLOCKS = 512;
+constexpr unsigned GROUP = 16;
+// How many blocks of each group, and at the end how many groups, have written their sums. Backward passes of a device run
+// one after another on its compute stream.
+__device__ unsigned norm_arrived[MOST_BLOCKS / GROUP + 1];
+
+// Σ of `count` rows of (…, columns) at columns i … i+3, in order
+__device__ inline void sum_rows(float (&sum)[4], const float *rows, int64_t count, int64_t columns, int i) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        sum[k] = 0.0f;
+#pragma unroll 8
+    for (int64_t r = 0; r < count; r++) {
+        float v[4];
+        load<true>(v, rows + r * columns, i, columns);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            sum[k] += v[k];
+    }
+}
+
 // With x̂ = (x - mean)·rstd and dn = dy·weight:
 //     dx = residual + rstd·(dn - avg(dn) - x̂·avg(dn·x̂))      (RMSNorm: mean = 0 and no avg(dn))
-//     dweight = Σ dy·x̂,  dbias = Σ dy, here over the rows of one block
-// partials (blocks, LAYER ? 2 : 1, blockDim.x·N): dweight, then dbias. The residual may be dx: a thread reads its pack
-// before it writes it.
+//     dweight (+)= Σ dy·x̂,  dbias (+)= Σ dy
+// The residual may be dx: a thread reads its pack before it writes it.
+// partials (blocks + groups, columns): a row is dweight, then for LayerNorm dbias, each padded to blockDim.x·N.
 template <class T, bool LAYER, bool ALIGNED, int N>
 __global__ void __launch_bounds__(MOST_THREADS)
-    norm_backward(T *dx, float *partials, const T *dy, const T *residual, const T *x, const float *mean,
-                  const float *rstd, const T *weight, int64_t rows, int64_t channels, int64_t block_rows) {
+    norm_backward(T *dx, float *dweight, float *dbias, float *partials, const T *dy, const T *residual, const T *x,
+                  const float *mean, const float *rstd, const T *weight, int64_t rows, int channels,
+                  int64_t block_rows, bool accumulate) {
     SHARED(float, sums, [2][2 * MAX_WARPS]);
-    const int64_t i = static_cast<int64_t>(threadIdx.x) * N;
+    const int i = static_cast<int>(threadIdx.x) * N;
     const int64_t block_first = blockIdx.x * block_rows, block_end = min(block_first + block_rows, rows);
-    float w[N], dweight[N] = {}, dbias[N] = {};
+    float w[N], dw[N] = {}, db[N] = {};
     load<ALIGNED>(w, weight, i, channels);
     int turn = 0;
     for (int64_t first = block_first; first < block_end; first += blockDim.y, turn ^= 1) {
-        const int64_t row = first + threadIdx.y, end = row < block_end ? channels : 0, at = row * channels;
+        const int64_t row = first + threadIdx.y, at = row * channels;
+        const int end = row < block_end ? channels : 0;
         const float row_mean = LAYER && end ? mean[row] : 0.0f, row_rstd = end ? rstd[row] : 0.0f;
         float xhat[N], d[N], both[2] = {0.0f, 0.0f};
         load<ALIGNED>(xhat, x + at, i, end);
@@ -95,9 +120,9 @@ __global__ void __launch_bounds__(MOST_THREADS)
 #pragma unroll
         for (int k = 0; k < N; k++) {
             xhat[k] = (xhat[k] - row_mean) * row_rstd;
-            dweight[k] = fmaf(d[k], xhat[k], dweight[k]);
+            dw[k] = fmaf(d[k], xhat[k], dw[k]);
             if (LAYER)
-                dbias[k] += d[k];
+                db[k] += d[k];
             d[k] *= w[k];
             both[0] = fmaf(d[k], xhat[k], both[0]);
             both[1] += d[k];
@@ -118,60 +143,56 @@ __global__ void __launch_bounds__(MOST_THREADS)
     }
 
     // The rows that shared the block, in order. Lanes side by side use neighbouring banks of shared memory.
+    const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
     if (blockDim.y > 1) {
-        SHARED(float, rows_sums, [2 * PACK][THREADS]);
-        const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+        SHARED(float, side, [2 * PACK][THREADS]);
 #pragma unroll
-        for (int k = 0; k < N; k++) {
-            rows_sums[2 * k][thread] = dweight[k];
-            if (LAYER)
-                rows_sums[2 * k + 1][thread] = dbias[k];
+        for (int k = 0; k < PACK; k++) {
+            side[2 * k][thread] = dw[k];
+            side[2 * k + 1][thread] = db[k];
         }
         __syncthreads();
-        if (threadIdx.y > 0)
-            return;
-        for (unsigned r = 1; r < blockDim.y; r++) {
+        for (unsigned t = thread + blockDim.x; threadIdx.y == 0 && t < blockDim.y * blockDim.x; t += blockDim.x) {
 #pragma unroll
-            for (int k = 0; k < N; k++) {
-                dweight[k] += rows_sums[2 * k][r * blockDim.x + threadIdx.x];
-                if (LAYER)
-                    dbias[k] += rows_sums[2 * k + 1][r * blockDim.x + threadIdx.x];
+            for (int k = 0; k < PACK; k++) {
+                dw[k] += side[2 * k][t];
+                db[k] += side[2 * k + 1][t];
             }
         }
     }
-    const int64_t stride = static_cast<int64_t>(blockDim.x) * N;
-    float *partial = partials + blockIdx.x * (LAYER ? 2 : 1) * stride;
-    store<true>(partial, i, stride, dweight);
-    if (LAYER)
-        store<true>(partial + stride, i, stride, dbias);
-}
 
-// dweight and dbias (+)= the columns' sums of partials (n_blocks, columns); `columns` are those of dweight, then dbias,
-// each padded to `stride`. A block sums 128 columns: 32 groups of blocks side by side, then the groups in order.
-constexpr int SUM_COLUMNS = 128, SUM_GROUPS = 32;
-static __global__ void __launch_bounds__(32 * SUM_GROUPS)
-    sum_partials(float *dweight, float *dbias, const float *partials, int64_t n_blocks, int64_t columns, int64_t stride,
-                 int64_t channels, bool accumulate) {
-    SHARED(float, group_sums, [SUM_GROUPS][SUM_COLUMNS]);
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * SUM_COLUMNS;
-    float sum[4] = {};
-    for (int64_t block = threadIdx.y; block < n_blocks; block += SUM_GROUPS) {
-        float v[4];
-        load<true>(v, partials + block * columns, first + 4 * threadIdx.x, columns);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            sum[k] += v[k];
+    // Blocks of a group, then groups: now the columns are spread over all threads.
+    const int stride = static_cast<int>(blockDim.x) * N, columns = LAYER ? 2 * stride : stride;
+    const unsigned group = blockIdx.x / GROUP, groups = (gridDim.x + GROUP - 1) / GROUP;
+    const unsigned members = min(GROUP, gridDim.x - group * GROUP);
+    const int first_column = 4 * static_cast<int>(thread), step = 4 * static_cast<int>(blockDim.x * blockDim.y);
+    float *group_sums = partials + static_cast<int64_t>(gridDim.x) * columns;
+    if (threadIdx.y == 0) {
+        store<true>(partials + static_cast<int64_t>(blockIdx.x) * columns, i, columns, dw);
+        if (LAYER)
+            store<true>(partials + static_cast<int64_t>(blockIdx.x) * columns, stride + i, columns, db);
     }
-    store<true>(group_sums[threadIdx.y], 4 * threadIdx.x, SUM_COLUMNS, sum);
-    __syncthreads();
-    const int64_t column = first + threadIdx.y * 32 + threadIdx.x, channel = column % stride;
-    if (threadIdx.y >= SUM_COLUMNS / 32 || channel >= channels)
+    if (!last_to_arrive(&norm_arrived[group], members))
         return;
-    float total = 0.0f;
-    for (int group = 0; group < SUM_GROUPS; group++)
-        total += group_sums[group][column - first];
-    float *to = (column < stride ? dweight : dbias) + channel;
-    *to = accumulate ? *to + total : total;
+    float sum[4];
+    for (int c = first_column; c < columns; c += step) {
+        sum_rows(sum, partials + static_cast<int64_t>(group * GROUP) * columns, members, columns, c);
+        store<true>(group_sums + static_cast<int64_t>(group) * columns, c, columns, sum);
+    }
+    if (!last_to_arrive(&norm_arrived[MOST_BLOCKS / GROUP], groups))
+        return;
+    for (int c = first_column; c < columns; c += step) {
+        float *to = c < stride ? dweight : dbias, before[4];
+        const int channel = c < stride ? c : c - stride;
+        sum_rows(sum, group_sums, groups, columns, c);
+        if (accumulate) {
+            load<ALIGNED>(before, to, channel, channels);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                sum[k] += before[k];
+        }
+        store<ALIGNED>(to, channel, channels, sum);
+    }
 }
 
 // ---- host ----
@@ -199,7 +220,8 @@ void cuda_norm_forward(Stream *stream, Dtype dt, NormKind kind, void *y, float *
     with_norm(dt, kind, aligned16(y, x, weight, bias), channels, [&](auto t, auto layer, auto aligned, auto n) {
         using T = decltype(t);
         const dim3 block = norm_block(channels, n);
-        const int64_t blocks = ceil_div(rows, block.y), most = flat_grid(stream, rows * block.x);
+        // No more blocks than run at a time: each reads the weights.
+        const int64_t blocks = ceil_div(rows, block.y), most = 4 * static_cast<int64_t>(cuda_multiprocessors(stream));
         const unsigned grid = static_cast<unsigned>(blocks < most ? blocks : most);
         LAUNCH((norm_forward<T, decltype(layer)::value, decltype(aligned)::value, decltype(n)::value>),
                (grid, block, 0, s), static_cast<T *>(y), mean, rstd, static_cast<const T *>(x),
@@ -208,39 +230,35 @@ void cuda_norm_forward(Stream *stream, Dtype dt, NormKind kind, void *y, float *
     cuda_end(stream, "norm_forward");
 }
 
-// Rows that one block sums: at least 16, so that partial sums are an eighth of the traffic at most; at most 512 blocks.
 static int64_t rows_a_block(int64_t rows) {
-    const int64_t least = 16, most_blocks = 512, block_rows = ceil_div(rows, most_blocks);
-    return block_rows < least ? least : block_rows;
-}
-static int64_t padded(int64_t channels) {
-    const int n = channels <= ONE_PACK ? PACK : 2 * PACK;
-    return static_cast<int64_t>(norm_block(channels, n).x) * n;
+    const int64_t block_rows = ceil_div(rows, MOST_BLOCKS);
+    return block_rows < LEAST_ROWS ? LEAST_ROWS : block_rows;
 }
 
 size_t cuda_norm_scratch(Device *, int64_t rows, int64_t channels) {
-    return static_cast<size_t>(ceil_div(rows, rows_a_block(rows)) * 2 * padded(channels)) * sizeof(float);
+    const int n = channels <= ONE_PACK ? PACK : 2 * PACK;
+    const int64_t blocks = ceil_div(rows, rows_a_block(rows)), stride = static_cast<int64_t>(norm_block(channels, n).x) * n;
+    return static_cast<size_t>((blocks + ceil_div(blocks, GROUP)) * 2 * stride) * sizeof(float);
 }
 
 void cuda_norm_backward(Stream *stream, Dtype dt, NormKind kind, void *dx, float *dweight, float *dbias, const void *dy,
                         const void *residual, const void *x, const float *mean, const float *rstd, const void *weight,
                         int64_t rows, int64_t channels, bool accumulate) {
     cudaStream_t s = cuda_begin(stream);
-    if (!s || too_wide(stream, channels))
+    if (!s || rows == 0 || too_wide(stream, channels))
         return;
     float *partials = static_cast<float *>(cuda_scratch(stream, cuda_norm_scratch(NULL, rows, channels)));
     if (!partials)
         return;
-    const int64_t block_rows = rows_a_block(rows), n_blocks = ceil_div(rows, block_rows), stride = padded(channels);
-    const int64_t columns = kind == NORM_LAYER ? 2 * stride : stride;
-    with_norm(dt, kind, aligned16(dx, dy, residual, x, weight), channels, [&](auto t, auto layer, auto aligned, auto n) {
+    const int64_t block_rows = rows_a_block(rows);
+    const unsigned blocks = static_cast<unsigned>(ceil_div(rows, block_rows));
+    const bool aligned = aligned16(dx, dweight, dbias, dy, residual, x, weight);
+    with_norm(dt, kind, aligned, channels, [&](auto t, auto layer, auto a, auto n) {
         using T = decltype(t);
-        LAUNCH((norm_backward<T, decltype(layer)::value, decltype(aligned)::value, decltype(n)::value>),
-               (static_cast<unsigned>(n_blocks), norm_block(channels, n), 0, s), static_cast<T *>(dx), partials,
+        LAUNCH((norm_backward<T, decltype(layer)::value, decltype(a)::value, decltype(n)::value>),
+               (blocks, norm_block(channels, n), 0, s), static_cast<T *>(dx), dweight, dbias, partials,
                static_cast<const T *>(dy), static_cast<const T *>(residual), static_cast<const T *>(x), mean, rstd,
-               static_cast<const T *>(weight), rows, channels, block_rows);
+               static_cast<const T *>(weight), rows, static_cast<int>(channels), block_rows, accumulate);
     });
-    LAUNCH((sum_partials), (static_cast<unsigned>(columns / SUM_COLUMNS), dim3(32, SUM_GROUPS), 0, s), dweight, dbias,
-           partials, n_blocks, columns, stride, channels, accumulate);
     cuda_end(stream, "norm_backward");
 }

@@ -43,7 +43,8 @@ void cuda_rope(Stream *stream, Dtype dt, void *qkv, RopeTable table, AttentionSh
 
 // activation.cu
 void cuda_gelu_forward(Stream *stream, Dtype dt, void *y, const void *x, int64_t len);
-void cuda_gelu_backward(Stream *stream, Dtype dt, void *dx, const void *dy, const void *x, int64_t len);
+void cuda_gelu_backward(Stream *stream, Dtype dt, void *dx, float *db, const void *dy, const void *x, int64_t rows,
+                        int64_t ffn, bool accumulate);
 void cuda_swiglu_forward(Stream *stream, Dtype dt, void *y, const void *gate_up, int64_t rows, int64_t ffn);
 void cuda_swiglu_backward(Stream *stream, Dtype dt, void *dgate_up, const void *dy, const void *gate_up, int64_t rows,
                           int64_t ffn);

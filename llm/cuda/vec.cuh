@@ -205,6 +205,22 @@ __device__ inline void row_sums(float (&x)[N], float *shared) {
             x[n] += mine[w * N + n];
 }
 
+// ---- sums across blocks ----
+
+// Hand-off without a second launch: blocks write partial sums, then come here; the last of `members` sees what all have
+// written and adds it up, in an order that does not depend on who is last. `counter` starts and ends at 0.
+// For all threads of a block together.
+__device__ inline bool last_to_arrive(unsigned *counter, unsigned members) {
+    SHARED(bool, last, [1]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0)
+        last[0] = atomicInc(counter, members - 1) == members - 1;
+    __syncthreads();
+    __threadfence();
+    return last[0];
+}
+
 // ---- host: which instance of a kernel, and how many blocks ----
 
 // f(T()) with the element type of dt.
