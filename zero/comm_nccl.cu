@@ -11,6 +11,13 @@ ncclDataType_t nccl_type(Dtype dtype) {
 
 // ---- the way of a collective ----
 
+cudaStream_t nccl_own_stream(const NcclCall *call, Stream *stream) {
+    cudaStream_t s = cuda_begin(stream);
+    if (!s)
+        stream_fail(call->caller, stream_sync(stream));
+    return s;
+}
+
 bool nccl_begin(CommNccl *c, int lane, Collective collective, Stream *stream, const char *what, NcclCall *call) {
     *call = NcclCall{c, &c->lanes[lane], stream, stream, nullptr, ""};
     char step[32] = "";
@@ -24,7 +31,7 @@ bool nccl_begin(CommNccl *c, int lane, Collective collective, Stream *stream, co
         event_record(c->called, stream);
         stream_wait(c->stand_in, c->called);
     }
-    call->s = cuda_begin(call->stream);
+    call->s = nccl_own_stream(call, call->stream);
     if (!call->s)
         return false;
     progress_begin(call->lane, call->s, call->what);

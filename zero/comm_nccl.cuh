@@ -82,6 +82,8 @@ typedef struct NcclCall {
 // false: the stream has failed before.
 bool nccl_begin(CommNccl *comm, int lane, Collective collective, Stream *stream, const char *what, NcclCall *call);
 void nccl_end(const NcclCall *call);
+// A stream of comm's; NULL if it has failed, and then its error is the caller's.
+cudaStream_t nccl_own_stream(const NcclCall *call, Stream *stream);
 // What NCCL says of a call becomes the caller's stream's error.
 void nccl_check(const NcclCall *call, ncclResult_t result);
 Status nccl_fail(const char *doing, ncclResult_t result);
