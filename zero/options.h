@@ -2,10 +2,14 @@
 #ifndef ZERO_OPTIONS_H
 #define ZERO_OPTIONS_H
 
+#include "llm/loss_scale.h"
+#include "llm/schedule.h"
 #include "zero/params.h"
 
 ModelOptions options_model(const Config *config);
 ZeroOptions options_zero(const Config *config);
+Schedule options_schedule(const Config *config);
+LossScale options_loss_scale(const Config *config);
 CommOptions options_comm(const Config *config, const Layout *layout, CommShape shape);
 
 #endif
