@@ -218,10 +218,12 @@ void deepspeed_print_help(FILE *file) {
         [DS_HONOURED] = "Honoured",
         [DS_NO_EFFECT] = "No effect here (said at start, when the file asks for something)",
         [DS_REFUSED] = "Refused"};
-    fprintf(file,
-            "What --config makes of each key of DeepSpeed's JSON. \"auto\", null and a key that is left out mean: as the\n"
-            "flag says. Inside of \"optimizer\" and \"scheduler\" what is left out has DeepSpeed's default, unless the flag\n"
-            "is given. A flag that contradicts the file is an error. Comments and trailing commas are fine.\n");
+    fprintf(
+        file,
+        "What --config makes of each key of DeepSpeed's JSON. \"auto\", null and a key that is left out mean: as the\n"
+        "flag says. Inside of \"optimizer\" and \"scheduler\" what is left out has DeepSpeed's default, unless the "
+        "flag\n"
+        "is given. A flag that contradicts the file is an error. Comments and trailing commas are fine.\n");
     for (int effect = 0; effect < DS_EFFECTS; effect++) {
         fprintf(file, "\n%s\n", titles[effect]);
         for (int i = 0; i < n_deepspeed_keys; i++) {
@@ -231,7 +233,8 @@ void deepspeed_print_help(FILE *file) {
             print_key(file, key->path, key);
             for (const char *at = key->beside; at && *at; at += strspn(at, " ")) {
                 char path[DS_PATH_BYTES];
-                snprintf(path, sizeof path, "%.*s%.*s", (int)parent_len(key->path), key->path, (int)strcspn(at, " "), at);
+                snprintf(path, sizeof path, "%.*s%.*s", (int)parent_len(key->path), key->path, (int)strcspn(at, " "),
+                         at);
                 DsKey like = *key;
                 if (*key->harmless)
                     like = (DsKey){.note = "goes with the key above"};

@@ -102,8 +102,9 @@ static Status take_loss_scale(DsReader *r) {
         return OK;
     TRY(read_number(r, "fp16.loss_scale", &said, &x));
     if (said == SAID && x == 0 && config_given(c, "loss-scale"))
-        return fail_usage("--loss-scale says %g, but \"fp16.loss_scale\" of %s says 0 (dynamic): leave one of the two out",
-                          c->loss_scale, r->path);
+        return fail_usage(
+            "--loss-scale says %g, but \"fp16.loss_scale\" of %s says 0 (dynamic): leave one of the two out",
+            c->loss_scale, r->path);
     if (said == SAID && x != 0)
         TRY(set_number(r, "loss-scale", x, "fp16.loss_scale"));
     if (c->loss_scale != 0)
@@ -111,7 +112,7 @@ static Status take_loss_scale(DsReader *r) {
     TRY(read_number(r, "fp16.initial_scale_power", &said, &x));
     if (said == SAID && !(x >= 0 && x <= 60 && x == floor(x)))
         return ds_wrong_value(r, "fp16.initial_scale_power", look_up(r, "fp16.initial_scale_power"),
-                           "a whole number from 0 to 60");
+                              "a whole number from 0 to 60");
     if (said == SAID)
         TRY(set_number(r, "loss-scale-init", ldexp(1, (int)x), "fp16.initial_scale_power"));
     TRY(take(r, "fp16.loss_scale_window", DS_NUMBER, "loss-scale-window", NULL));
@@ -133,8 +134,8 @@ static Status take_gradient_dtype(DsReader *r, const char *path, const char *fla
         return ds_set(r, flag, "fp32", path);
     if (strcmp(text, dtype_name(r->config->dtype)) == 0)
         return ds_set(r, flag, "param", path);
-    return fail_usage("%s: \"%s\" is \"%s\"; it takes \"fp32\" or the dtype of the run, which is %s", r->path, path, text,
-                      dtype_name(r->config->dtype));
+    return fail_usage("%s: \"%s\" is \"%s\"; it takes \"fp32\" or the dtype of the run, which is %s", r->path, path,
+                      text, dtype_name(r->config->dtype));
 }
 
 // A key that DeepSpeed's class of that name would not take.
@@ -185,7 +186,8 @@ static Status take_optimizer(DsReader *r) {
 
 // The peak rate: the scheduler's, which overwrites the optimizer's, or that.
 static Status take_lr(DsReader *r, bool has_max, bool is_decay) {
-    static const char *const of_optimizer = "optimizer.params.lr", *const of_scheduler = "scheduler.params.warmup_max_lr";
+    static const char *const of_optimizer = "optimizer.params.lr", *const of_scheduler =
+                                                                       "scheduler.params.warmup_max_lr";
     Said lr_said, max_said = AUTO;
     double lr = 0.001, max = 0.001;  // DeepSpeed's for what is left out
     TRY(read_number(r, of_optimizer, &lr_said, &lr));
@@ -197,8 +199,9 @@ static Status take_lr(DsReader *r, bool has_max, bool is_decay) {
         return set_number(r, "lr", max, of_scheduler);
     }
     if (max_said == ABSENT && is_decay && lr_said == SAID && lr != max)
-        return fail_usage("%s: without \"%s\" DeepSpeed's WarmupDecayLR goes to 0.001, not to \"%s\", which is %g: write it",
-                          r->path, of_scheduler, of_optimizer, lr);
+        return fail_usage(
+            "%s: without \"%s\" DeepSpeed's WarmupDecayLR goes to 0.001, not to \"%s\", which is %g: write it", r->path,
+            of_scheduler, of_optimizer, lr);
     bool standard = lr_said == ABSENT && (look_up(r, "optimizer.type") || (max_said == ABSENT && is_decay));
     if (lr_said == SAID || (standard && !config_given(r->config, "lr")))
         return set_number(r, "lr", lr, of_optimizer);
@@ -225,8 +228,8 @@ static Status take_scheduler(DsReader *r) {
     bool constant = strcmp(type, "WarmupLR") == 0, decay = strcmp(type, "WarmupDecayLR") == 0;
     bool cosine = strcmp(type, "WarmupCosineLR") == 0;
     if (!constant && !decay && !cosine)
-        return fail_usage("%s: \"scheduler.type\" is \"%s\"; it takes WarmupLR, WarmupDecayLR or WarmupCosineLR", r->path,
-                          type);
+        return fail_usage("%s: \"scheduler.type\" is \"%s\"; it takes WarmupLR, WarmupDecayLR or WarmupCosineLR",
+                          r->path, type);
     TRY(ds_set(r, "schedule", type, "scheduler.type"));
     TRY(take_lr(r, !cosine, decay));
     TRY(take(r, "scheduler.params.warmup_num_steps", DS_NUMBER, "warmup", "1000"));
@@ -264,9 +267,9 @@ static Status take_offload(DsReader *r, const char *device_path, const char *nvm
     if (said != SAID)
         return OK;
     if (!flag_find(flag))
-        return strcmp(device, "none") == 0
-                   ? OK
-                   : fail_usage("%s: \"%s\": \"%s\" is refused: this program does not offload", r->path, device_path, device);
+        return strcmp(device, "none") == 0 ? OK
+                                           : fail_usage("%s: \"%s\": \"%s\" is refused: this program does not offload",
+                                                        r->path, device_path, device);
     TRY(ds_set(r, flag, device, device_path));
     TRY(read_text(r, nvme_path, DS_TEXT, &said, directory));
     if (strcmp(device, "nvme") != 0 || said != SAID)

@@ -100,7 +100,8 @@ static void rows_are_sound(void **state) {
         const char *dot = strrchr(key->path, '.');  // the block around it has a row, before it
         bool found = dot == NULL;
         for (int j = 0; j < i && !found; j++)
-            found = deepspeed_keys[j].value == DS_BLOCK && strlen(deepspeed_keys[j].path) == (size_t)(dot - key->path) &&
+            found = deepspeed_keys[j].value == DS_BLOCK &&
+                    strlen(deepspeed_keys[j].path) == (size_t)(dot - key->path) &&
                     strncmp(deepspeed_keys[j].path, key->path, (size_t)(dot - key->path)) == 0;
         assert_true(found);
     }
@@ -142,7 +143,8 @@ static void every_row_does_what_it_says(void **state) {
             assert_ok(read_json(&c, "", nested(key->path, asks, json)));
             assert_non_null(strstr(notes_text, key->path));
         }
-        if (key->effect == DS_HONOURED || strncmp(key->path, "optimizer", 9) == 0 || strncmp(key->path, "scheduler", 9) == 0)
+        if (key->effect == DS_HONOURED || strncmp(key->path, "optimizer", 9) == 0 ||
+            strncmp(key->path, "scheduler", 9) == 0)
             continue;
         // What asks for nothing is neither refused nor mentioned
         char harmless[64];
@@ -193,17 +195,20 @@ static void unknown_keys(void **state) {
 static void simple_keys(void **state) {
     (void)state;
     Config c;
-    assert_ok(read_json(&c, "",
-                        "{\"gradient_clipping\": 0.5, \"steps_per_print\": 20, \"zero_optimization\": {\"stage\": 3, "
-                        "\"overlap_comm\": false, \"mics_shard_size\": 4, \"reduce_bucket_size\": 5e8}, \"wall_clock_breakdown\": "
-                        "true}"));
+    assert_ok(read_json(
+        &c, "",
+        "{\"gradient_clipping\": 0.5, \"steps_per_print\": 20, \"zero_optimization\": {\"stage\": 3, "
+        "\"overlap_comm\": false, \"mics_shard_size\": 4, \"reduce_bucket_size\": 5e8}, \"wall_clock_breakdown\": "
+        "true}"));
     assert_true(c.grad_clip == 0.5 && c.log_every == 20 && c.zero_stage == 3 && !c.overlap && c.shard_group == 4);
     assert_non_null(strstr(notes_text, "no effect here: zero_optimization.reduce_bucket_size, wall_clock_breakdown"));
-    assert_ok(read_json(&c, "--grad-clip 2 --zero 1", "{\"gradient_clipping\": \"auto\", \"zero_optimization\": {\"stage\": 1}}"));
+    assert_ok(read_json(&c, "--grad-clip 2 --zero 1",
+                        "{\"gradient_clipping\": \"auto\", \"zero_optimization\": {\"stage\": 1}}"));
     assert_true(c.grad_clip == 2 && c.zero_stage == 1);
     assert_fails(read_json(&c, "--grad-clip 2", "{\"gradient_clipping\": 1}"),
                  "--grad-clip says 2, but \"gradient_clipping\" of ");
-    assert_fails(read_json(&c, "--zero 1", "{\"zero_optimization\": {\"stage\": 2}}"), " says 2: leave one of the two out");
+    assert_fails(read_json(&c, "--zero 1", "{\"zero_optimization\": {\"stage\": 2}}"),
+                 " says 2: leave one of the two out");
 }
 
 static void batch(void **state) {
@@ -219,8 +224,10 @@ static void batch(void **state) {
         {"", "{\"train_micro_batch_size_per_gpu\": 6}", 3, 6, 1, 18},
         {"--micro-batch 4", "{\"train_batch_size\": 32}", 2, 4, 4, 32},
         {"--micro-batch 4", "{\"gradient_accumulation_steps\": 3}", 2, 4, 3, 24},
-        {"", "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": \"auto\", "
-             "\"gradient_accumulation_steps\": \"auto\"}", 2, 4, 4, 32},
+        {"",
+         "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": \"auto\", "
+         "\"gradient_accumulation_steps\": \"auto\"}",
+         2, 4, 4, 32},
         {"--global-batch 12", "{\"train_batch_size\": \"auto\"}", 2, 3, 2, 12},
     };
     Config c;
@@ -231,23 +238,26 @@ static void batch(void **state) {
         assert_int_equal(c.global_batch, good[i].global);
     }
     assert_fails(resolve_json(&c, "", "{\"gradient_accumulation_steps\": 3}", 1), "alone does not say the batch");
-    assert_fails(resolve_json(&c, "--grad-accum 2",
-                              "{\"train_batch_size\": 33, \"train_micro_batch_size_per_gpu\": 4}", 4),
-                 "ds.json) = micro-batch 4 (\"train_micro_batch_size_per_gpu\" of ");
-    assert_fails(resolve_json(&c, "--grad-accum 2", "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 8}", 4),
-                 "* grad-accum 2 (--grad-accum) * ranks 4 (this run), but 64 is not 32");
+    assert_fails(
+        resolve_json(&c, "--grad-accum 2", "{\"train_batch_size\": 33, \"train_micro_batch_size_per_gpu\": 4}", 4),
+        "ds.json) = micro-batch 4 (\"train_micro_batch_size_per_gpu\" of ");
+    assert_fails(
+        resolve_json(&c, "--grad-accum 2", "{\"train_batch_size\": 32, \"train_micro_batch_size_per_gpu\": 8}", 4),
+        "* grad-accum 2 (--grad-accum) * ranks 4 (this run), but 64 is not 32");
 }
 
 static void dtypes(void **state) {
     (void)state;
     Config c;
-    assert_ok(read_json(&c, "", "{\"bf16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": \"bf16\"}, "
-                                "\"communication_data_type\": \"bf16\"}"));
+    assert_ok(read_json(&c, "",
+                        "{\"bf16\": {\"enabled\": true}, \"data_types\": {\"grad_accum_dtype\": \"bf16\"}, "
+                        "\"communication_data_type\": \"bf16\"}"));
     assert_true(c.dtype == DTYPE_BF16 && c.grad_dtype == STATE_PARAM && c.reduce_dtype == STATE_PARAM);
     assert_ok(read_json(&c, "", "{\"bf16\": {\"enabled\": false}, \"fp16\": {\"enabled\": false, \"hysteresis\": 3}}"));
     assert_true(c.dtype == DTYPE_FP32 && c.loss_scale_hysteresis == 2 && config_given(&c, "dtype"));
-    assert_ok(read_json(&c, "--dtype bf16", "{\"bf16\": {\"enabled\": \"auto\"}, \"fp16\": {\"enabled\": false}, "
-                                            "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}}"));
+    assert_ok(read_json(&c, "--dtype bf16",
+                        "{\"bf16\": {\"enabled\": \"auto\"}, \"fp16\": {\"enabled\": false}, "
+                        "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}}"));
     assert_true(c.dtype == DTYPE_BF16 && c.grad_dtype == STATE_FP32);
     assert_fails(read_json(&c, "", "{\"bf16\": {\"enabled\": true}, \"fp16\": {\"enabled\": true}}"), "are both true");
     assert_fails(read_json(&c, "--dtype bf16", "{\"fp16\": {\"enabled\": true}}"),
@@ -260,13 +270,15 @@ static void dtypes(void **state) {
 static void loss_scale(void **state) {
     (void)state;
     Config c;
-    assert_ok(read_json(&c, "",
-                        "{\"fp16\": {\"enabled\": true, \"loss_scale\": 0, \"initial_scale_power\": 12, \"loss_scale_window\": "
-                        "500, \"hysteresis\": 4, \"consecutive_hysteresis\": true, \"min_loss_scale\": 0.5}}"));
+    assert_ok(read_json(
+        &c, "",
+        "{\"fp16\": {\"enabled\": true, \"loss_scale\": 0, \"initial_scale_power\": 12, \"loss_scale_window\": "
+        "500, \"hysteresis\": 4, \"consecutive_hysteresis\": true, \"min_loss_scale\": 0.5}}"));
     assert_true(c.dtype == DTYPE_FP16 && c.loss_scale == 0 && c.loss_scale_init == 4096 && c.loss_scale_window == 500);
     assert_true(c.loss_scale_hysteresis == 4 && c.loss_scale_consecutive && c.loss_scale_min == 0.5);
     assert_ok(config_resolve(&c, 1, 0));
-    assert_ok(resolve_json(&c, "", "{\"fp16\": {\"enabled\": true, \"loss_scale\": 128, \"loss_scale_window\": 7}}", 1));
+    assert_ok(
+        resolve_json(&c, "", "{\"fp16\": {\"enabled\": true, \"loss_scale\": 128, \"loss_scale_window\": 7}}", 1));
     assert_true(c.loss_scale == 128 && c.loss_scale_window == 1000);  // a fixed scale has no window
     assert_fails(read_json(&c, "--loss-scale 8", "{\"fp16\": {\"enabled\": true, \"loss_scale\": 0}}"),
                  "--loss-scale says 8, but \"fp16.loss_scale\" of ");
@@ -284,13 +296,18 @@ static void optimizers(void **state) {
     assert_ok(read_json(&c, "", "{\"optimizer\": {\"type\": \"AdamW\"}}"));
     assert_true(c.optimizer == OPTIMIZER_ADAMW && c.lr == 1e-3 && c.beta1 == 0.9 && c.beta2 == 0.999 && c.eps == 1e-8);
     assert_true(c.weight_decay == 0);
-    assert_ok(read_json(&c, "--beta2 0.98 --lr 3e-4", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}"));
-    assert_true(c.optimizer == OPTIMIZER_ADAMW && c.beta2 == 0.98 && c.lr == 3e-4);  // adam_w_mode is on by default there
-    assert_ok(read_json(&c, "", "{\"optimizer\": {\"type\": \"adam\", \"params\": {\"adam_w_mode\": false, \"lr\": 0.002, "
-                                "\"weight_decay\": 3e-7, \"betas\": [0.8, 0.99], \"eps\": 1e-6, \"torch_adam\": true}}}"));
-    assert_true(c.optimizer == OPTIMIZER_ADAM && c.lr == 0.002 && c.weight_decay == 3e-7 && c.beta1 == 0.8 && c.eps == 1e-6);
+    assert_ok(read_json(&c, "--beta2 0.98 --lr 3e-4",
+                        "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": \"auto\"}}}"));
+    assert_true(c.optimizer == OPTIMIZER_ADAMW && c.beta2 == 0.98 &&
+                c.lr == 3e-4);  // adam_w_mode is on by default there
+    assert_ok(read_json(&c, "",
+                        "{\"optimizer\": {\"type\": \"adam\", \"params\": {\"adam_w_mode\": false, \"lr\": 0.002, "
+                        "\"weight_decay\": 3e-7, \"betas\": [0.8, 0.99], \"eps\": 1e-6, \"torch_adam\": true}}}"));
+    assert_true(c.optimizer == OPTIMIZER_ADAM && c.lr == 0.002 && c.weight_decay == 3e-7 && c.beta1 == 0.8 &&
+                c.eps == 1e-6);
     assert_non_null(strstr(notes_text, "optimizer.params.torch_adam"));
-    assert_ok(resolve_json(&c, "", "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"lr\": 0.1, \"momentum\": 0.5}}}", 1));
+    assert_ok(
+        resolve_json(&c, "", "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"lr\": 0.1, \"momentum\": 0.5}}}", 1));
     assert_true(c.optimizer == OPTIMIZER_SGD && c.lr == 0.1 && c.momentum == 0.5 && c.weight_decay == 0);
     assert_ok(read_json(&c, "", "{\"optimizer\": {\"type\": \"SGD\"}}"));
     assert_true(c.momentum == 0);
@@ -298,8 +315,10 @@ static void optimizers(void **state) {
                  "\"optimizer.params.eps\" does not go with SGD");
     assert_fails(read_json(&c, "", "{\"optimizer\": {\"type\": \"Lamb\"}}"), "\"Lamb\"; it takes Adam, AdamW or SGD");
     assert_fails(read_json(&c, "", "{\"optimizer\": {\"params\": {\"lr\": 1}}}"), "\"optimizer.type\" is missing");
-    assert_fails(read_json(&c, "", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9]}}}"), "two numbers");
-    assert_fails(read_json(&c, "", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9, 1]}}}"), "below 1");
+    assert_fails(read_json(&c, "", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9]}}}"),
+                 "two numbers");
+    assert_fails(read_json(&c, "", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"betas\": [0.9, 1]}}}"),
+                 "below 1");
     assert_fails(read_json(&c, "", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"max_grad_norm\": 1.0}}}"),
                  "write gradient_clipping");
     assert_fails(read_json(&c, "--lr 1e-3", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 6e-4}}}"),
@@ -311,19 +330,24 @@ static void schedulers(void **state) {
     Config c;
     assert_ok(resolve_json(&c, "--steps 500",
                            "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_min_lr\": 1e-5, "
-                           "\"warmup_max_lr\": 2e-3, \"warmup_num_steps\": 600, \"warmup_type\": \"linear\"}}}", 1));
+                           "\"warmup_max_lr\": 2e-3, \"warmup_num_steps\": 600, \"warmup_type\": \"linear\"}}}",
+                           1));
     assert_true(c.schedule == SCHEDULE_WARMUP_LR && c.warmup == 600 && c.warmup_min_lr == 1e-5 && c.lr == 2e-3);
     assert_true(c.warmup_type == WARMUP_LINEAR && c.steps == 500);
-    assert_ok(resolve_json(&c, "",
-                           "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-4}}, \"scheduler\": {\"type\": "
-                           "\"WarmupDecayLR\", \"params\": {\"warmup_max_lr\": 2e-3, \"total_num_steps\": 5e3}}}", 1));
+    assert_ok(
+        resolve_json(&c, "",
+                     "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-4}}, \"scheduler\": {\"type\": "
+                     "\"WarmupDecayLR\", \"params\": {\"warmup_max_lr\": 2e-3, \"total_num_steps\": 5e3}}}",
+                     1));
     assert_true(c.schedule == SCHEDULE_WARMUP_DECAY_LR && c.steps == 5000 && c.warmup == 1000 && c.lr == 2e-3);
     assert_true(c.warmup_type == WARMUP_LOG && c.warmup_min_lr == 0);
     assert_non_null(strstr(notes_text, "\"optimizer.params.lr\" gives way to"));
-    assert_ok(resolve_json(&c, "--steps 900",
-                           "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-3}}, \"scheduler\": {\"type\": "
-                           "\"WarmupCosineLR\", \"params\": {\"total_num_steps\": \"auto\", \"warmup_num_steps\": 10, "
-                           "\"warmup_min_ratio\": 0.25}}}", 1));
+    assert_ok(
+        resolve_json(&c, "--steps 900",
+                     "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-3}}, \"scheduler\": {\"type\": "
+                     "\"WarmupCosineLR\", \"params\": {\"total_num_steps\": \"auto\", \"warmup_num_steps\": 10, "
+                     "\"warmup_min_ratio\": 0.25}}}",
+                     1));
     assert_true(c.schedule == SCHEDULE_WARMUP_COSINE_LR && c.steps == 900 && c.warmup == 10 && c.lr == 1e-3);
     assert_true(c.warmup_min_lr == 0.25 * 1e-3 && c.min_lr == 1e-4 * 1e-3);
     assert_ok(read_json(&c, "--lr 3e-4 --warmup 5", "{\"scheduler\": {\"type\": \"WarmupLR\"}}"));
@@ -331,14 +355,21 @@ static void schedulers(void **state) {
     const char *const bad[][3] = {
         {"", "{\"scheduler\": {\"type\": \"OneCycle\"}}", "it takes WarmupLR, WarmupDecayLR or WarmupCosineLR"},
         {"", "{\"scheduler\": {\"params\": {\"warmup_num_steps\": 4}}}", "\"scheduler.type\" is \"\""},
-        {"", "{\"scheduler\": {\"type\": \"WarmupDecayLR\"}}", "needs \"scheduler.params.total_num_steps\", or --steps"},
-        {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"cos_min_ratio\": 0}}}", "does not go with WarmupLR"},
+        {"", "{\"scheduler\": {\"type\": \"WarmupDecayLR\"}}",
+         "needs \"scheduler.params.total_num_steps\", or --steps"},
+        {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"cos_min_ratio\": 0}}}",
+         "does not go with WarmupLR"},
         {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 0}}}", "at least 1 step"},
-        {"--schedule cosine", "{\"scheduler\": {\"type\": \"WarmupLR\"}}", "--schedule says cosine, but \"scheduler.type\""},
-        {"--steps 7", "{\"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 9}}}", "--steps says 7"},
-        {"--steps 99", "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-4}}, \"scheduler\": {\"type\": "
-                       "\"WarmupDecayLR\"}}", "goes to 0.001, not to \"optimizer.params.lr\", which is 0.0001: write it"},
-        {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_type\": \"exp\"}}}", "--warmup-type takes log|linear"},
+        {"--schedule cosine", "{\"scheduler\": {\"type\": \"WarmupLR\"}}",
+         "--schedule says cosine, but \"scheduler.type\""},
+        {"--steps 7", "{\"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 9}}}",
+         "--steps says 7"},
+        {"--steps 99",
+         "{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 1e-4}}, \"scheduler\": {\"type\": "
+         "\"WarmupDecayLR\"}}",
+         "goes to 0.001, not to \"optimizer.params.lr\", which is 0.0001: write it"},
+        {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_type\": \"exp\"}}}",
+         "--warmup-type takes log|linear"},
         {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_max_lr\": [1, 2]}}}", "it takes a number"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -349,8 +380,9 @@ static void offload(void **state) {
     (void)state;
     Config c;
     assert_ok(read_json(&c, "", "{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"none\"}}}"));
-    const char *json = "{\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": "
-                       "\"/tmp\", \"pin_memory\": true, \"buffer_count\": 5}}}";
+    const char *json =
+        "{\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": "
+        "\"/tmp\", \"pin_memory\": true, \"buffer_count\": 5}}}";
     if (!flag_find("offload-optimizer")) {
         assert_fails(read_json(&c, "", json), "\"zero_optimization.offload_optimizer.device\": \"nvme\" is refused");
         return;
@@ -366,10 +398,14 @@ static void all_auto(void **state) {
     Config c, plain;
     assert_ok(resolve_json(
         &c, "--micro-batch 2 --grad-accum 3 --lr 1e-4 --dtype bf16 --steps 5000 --warmup 10 --zero 3",
-        "{\"fp16\": {\"enabled\": \"auto\", \"loss_scale\": 0, \"loss_scale_window\": 1000, \"initial_scale_power\": 16, "
-        "\"hysteresis\": 2, \"min_loss_scale\": 1}, \"bf16\": {\"enabled\": \"auto\"}, \"optimizer\": {\"type\": \"AdamW\", "
-        "\"params\": {\"lr\": \"auto\", \"betas\": \"auto\", \"eps\": \"auto\", \"weight_decay\": \"auto\"}}, \"scheduler\": "
-        "{\"type\": \"WarmupLR\", \"params\": {\"warmup_min_lr\": \"auto\", \"warmup_max_lr\": \"auto\", \"warmup_num_steps\": "
+        "{\"fp16\": {\"enabled\": \"auto\", \"loss_scale\": 0, \"loss_scale_window\": 1000, \"initial_scale_power\": "
+        "16, "
+        "\"hysteresis\": 2, \"min_loss_scale\": 1}, \"bf16\": {\"enabled\": \"auto\"}, \"optimizer\": {\"type\": "
+        "\"AdamW\", "
+        "\"params\": {\"lr\": \"auto\", \"betas\": \"auto\", \"eps\": \"auto\", \"weight_decay\": \"auto\"}}, "
+        "\"scheduler\": "
+        "{\"type\": \"WarmupLR\", \"params\": {\"warmup_min_lr\": \"auto\", \"warmup_max_lr\": \"auto\", "
+        "\"warmup_num_steps\": "
         "\"auto\"}}, \"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"contiguous_gradients\": true, "
         "\"sub_group_size\": 1e9, \"reduce_bucket_size\": \"auto\", \"stage3_prefetch_bucket_size\": \"auto\", "
         "\"stage3_param_persistence_threshold\": \"auto\", \"stage3_max_live_parameters\": 1e9, "
@@ -377,8 +413,10 @@ static void all_auto(void **state) {
         "\"gradient_clipping\": \"auto\", \"steps_per_print\": 2000, \"train_batch_size\": \"auto\", "
         "\"train_micro_batch_size_per_gpu\": \"auto\", \"wall_clock_breakdown\": false}",
         2));
-    assert_ok(resolve_line(&plain, "--micro-batch 2 --grad-accum 3 --lr 1e-4 --dtype bf16 --steps 5000 --warmup 10 --zero 3 "
-                                   "--optimizer adamw --schedule WarmupLR --overlap on --log-every 2000", 2, 0));
+    assert_ok(resolve_line(&plain,
+                           "--micro-batch 2 --grad-accum 3 --lr 1e-4 --dtype bf16 --steps 5000 --warmup 10 --zero 3 "
+                           "--optimizer adamw --schedule WarmupLR --overlap on --log-every 2000",
+                           2, 0));
     cJSON *a = config_to_json(&c), *b = config_to_json(&plain);
     assert_true(cJSON_Compare(a, b, true));
     cJSON_Delete(a);
@@ -387,10 +425,18 @@ static void all_auto(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(comments_and_commas), cmocka_unit_test(rows_are_sound),
-        cmocka_unit_test(every_row_does_what_it_says), cmocka_unit_test(unknown_keys),
-        cmocka_unit_test(simple_keys), cmocka_unit_test(batch), cmocka_unit_test(dtypes), cmocka_unit_test(loss_scale),
-        cmocka_unit_test(optimizers), cmocka_unit_test(schedulers), cmocka_unit_test(offload), cmocka_unit_test(all_auto),
+        cmocka_unit_test(comments_and_commas),
+        cmocka_unit_test(rows_are_sound),
+        cmocka_unit_test(every_row_does_what_it_says),
+        cmocka_unit_test(unknown_keys),
+        cmocka_unit_test(simple_keys),
+        cmocka_unit_test(batch),
+        cmocka_unit_test(dtypes),
+        cmocka_unit_test(loss_scale),
+        cmocka_unit_test(optimizers),
+        cmocka_unit_test(schedulers),
+        cmocka_unit_test(offload),
+        cmocka_unit_test(all_auto),
     };
     return cmocka_run_group_tests(tests, make_directory, remove_directory);
 }
