@@ -386,6 +386,7 @@ static Status open_data(Run *r) {
         return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->val, c->seq_len + 1);
     shards_fingerprint(r->train, r->data, sizeof r->data);
     TRY(vocab_open(shards_path(r->train, 0), &r->vocab));
+    c->eot_token = vocab_eot(r->vocab);
     return c->sample_every > 0 ? encode_prompt(r) : OK;
 }
 

@@ -68,6 +68,8 @@ typedef struct Config {
     // data
     const char *train, *val; // file, directory or glob of HDF5 shards
     uint64_t seed;
+    int64_t data_vocab;      // the shards' own vocabulary, 0 if none says; below the model's where that one is padded
+    int64_t eot_token;       // that ends a text in the shards, -1 if none says
 
     // batch: global = micro · grad_accum · ranks, in sequences. Any two; 0 = not given.
     int micro_batch, grad_accum, global_batch;

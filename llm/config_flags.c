@@ -62,6 +62,8 @@ const Flag flags[] = {
     {"val", GROUP_DATA, FIELD(val), "PATH", 0, "none", 0, 0, 0, "validation shards"},
     {"seed", GROUP_DATA, FIELD(seed), "N", "1234", 0, 0, WHOLE, NUMBERS,
      "of initial weights, sample order and sampling"},
+    {"data-vocab", GROUP_DATA, FIELD(data_vocab), 0, 0, 0, 0, 0, FLAG_DERIVED, 0},
+    {"eot-token", GROUP_DATA, FIELD(eot_token), 0, "-1", 0, -1, WHOLE, FLAG_DERIVED, 0},
 
     {"micro-batch", GROUP_BATCH, FIELD(micro_batch), "SEQUENCES", 0,
      "4; with --global-batch alone the largest of 4, 3, 2, 1 that divides a rank's share",

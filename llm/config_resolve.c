@@ -107,6 +107,7 @@ static Status resolve_model(Config *config, int64_t data_vocab) {
     TRY(resolve_sequence(config, &model));
     TRY(model_config_check(&model));
     config->model = model;
+    config->data_vocab = data_vocab;
     return OK;
 }
 
