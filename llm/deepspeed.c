@@ -88,7 +88,8 @@ bool ds_is_auto(const cJSON *item) {
 }
 
 Status ds_value_text(const DsReader *r, const char *path, const cJSON *item, DsValue value, char text[DS_PATH_BYTES]) {
-    static const char *const wanted[] = {[DS_NUMBER] = "a number", [DS_SWITCH] = "true or false", [DS_TEXT] = "a text"};
+    static const char *const wanted[] = {
+        [DS_NUMBER] = "a number", [DS_SWITCH] = "true or false", [DS_TEXT] = "a text of less than 192 bytes"};
     double x = item->valuedouble;
     if (value == DS_NUMBER && cJSON_IsNumber(item) && isfinite(x))
         snprintf(text, DS_PATH_BYTES, x == floor(x) && fabs(x) <= FLAG_MAX_WHOLE ? "%.0f" : "%.17g", x);

@@ -225,6 +225,8 @@ static Status take_scheduler(DsReader *r) {
     if (!block || !block->child)
         return take_lr(r, false, false);
     TRY(read_text(r, "scheduler.type", DS_TEXT, &said, type));
+    if (said == AUTO)
+        flag_text(flag_find("schedule"), r->config, type, sizeof type);
     bool constant = strcmp(type, "WarmupLR") == 0, decay = strcmp(type, "WarmupDecayLR") == 0;
     bool cosine = strcmp(type, "WarmupCosineLR") == 0;
     if (!constant && !decay && !cosine)
@@ -260,9 +262,11 @@ static Status take_shard_group(DsReader *r) {
     return said == SAID && ranks > 0 ? set_number(r, "shard-group", ranks, "zero_optimization.mics_shard_size") : OK;
 }
 
-static Status take_offload(DsReader *r, const char *device_path, const char *nvme_path, const char *flag) {
+// `directory` is for nvme_path: options that are text live as long as the program.
+static Status take_offload(DsReader *r, const char *device_path, const char *nvme_path, const char *flag,
+                           char directory[DS_PATH_BYTES]) {
     Said said;
-    char device[DS_PATH_BYTES], directory[DS_PATH_BYTES];
+    char device[DS_PATH_BYTES];
     TRY(read_text(r, device_path, DS_TEXT, &said, device));
     if (said != SAID)
         return OK;
@@ -272,13 +276,11 @@ static Status take_offload(DsReader *r, const char *device_path, const char *nvm
                                                         r->path, device_path, device);
     TRY(ds_set(r, flag, device, device_path));
     TRY(read_text(r, nvme_path, DS_TEXT, &said, directory));
-    if (strcmp(device, "nvme") != 0 || said != SAID)
-        return OK;
-    char *kept = strdup(directory);  // options that are text live as long as the program
-    return kept ? ds_set(r, "nvme-path", kept, nvme_path) : fail("no memory for %s", nvme_path);
+    return strcmp(device, "nvme") == 0 && said == SAID ? ds_set(r, "nvme-path", directory, nvme_path) : OK;
 }
 
 Status ds_take_rules(DsReader *r) {
+    static char directories[2][DS_PATH_BYTES];
     TRY(take_batch(r));
     TRY(take_dtype(r));
     TRY(take_loss_scale(r));
@@ -288,7 +290,7 @@ Status ds_take_rules(DsReader *r) {
     TRY(take_scheduler(r));
     TRY(take_shard_group(r));
     TRY(take_offload(r, "zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.nvme_path",
-                     "offload-optimizer"));
+                     "offload-optimizer", directories[0]));
     return take_offload(r, "zero_optimization.offload_param.device", "zero_optimization.offload_param.nvme_path",
-                        "offload-params");
+                        "offload-params", directories[1]);
 }

@@ -19,6 +19,7 @@
 #define SCHED  "of a scheduler that this program does not have"
 #define MASTER "master weights, moments and accumulated gradients are fp32"
 #define NVME   "--nvme-buffer sizes the buffers of NVMe"
+#define EXPORT "--export-hf makes one model of any checkpoint"
 #define ORDER  "the sample order is a function of --seed; there is no curriculum"
 
 // clang-format off
@@ -52,7 +53,8 @@ const DsKey deepspeed_keys[] = {
     REFUSED("optimizer.params.max_grad_norm", "0", "DeepSpeed does not take it either: write gradient_clipping"),
     REFUSED_WITH("optimizer.params.muon_lr", "", OTHER, "adam_lr ns_method per_head_muon"),
     REFUSED_WITH("optimizer.params.max_coeff", "", OTHER, "min_coeff freeze_step cuda_aware comm_backend_name coeff_beta "
-                 "factor_max factor_min factor_threshold var_freeze_step var_update_scaler local_step_scaler local_step_clipper"),
+                 "factor_max factor_min factor_threshold var_freeze_step var_update_scaler local_step_scaler "
+                 "local_step_clipper"),
     NO_EFFECT("zero_allow_untested_optimizer", "false|true", "every optimizer here is tested with every stage"),
     NO_EFFECT("zero_force_ds_cpu_optimizer", "false|true", "there is one implementation"),
 
@@ -135,12 +137,12 @@ const DsKey deepspeed_keys[] = {
     NO_EFFECT("zero_optimization.stage3_prefetch_bucket_size", "", PACE),
     NO_EFFECT("zero_optimization.stage3_param_persistence_threshold", "", "every unit is sharded whole"),
     NO_EFFECT("zero_optimization.stage3_model_persistence_threshold", "", "every unit is sharded whole"),
-    NO_EFFECT("zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", "--export-hf makes one model of any checkpoint"),
-    NO_EFFECT("zero_optimization.stage3_gather_fp16_weights_on_model_save", "false", "--export-hf makes one model of any checkpoint"),
+    NO_EFFECT("zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", EXPORT),
+    NO_EFFECT("zero_optimization.stage3_gather_fp16_weights_on_model_save", "false", EXPORT),
     NO_EFFECT("zero_optimization.stage3_module_granularity_threshold", "0", "a unit is what is gathered"),
     NO_EFFECT("zero_optimization.stage3_use_all_reduce_for_fetch_params", "false", PACE),
     NO_EFFECT("zero_optimization.stage3_allgather_sequential", "false", PACE),
-    NO_EFFECT("zero_optimization.stage3_partition_stream_chunk_size", "0", "initial weights are made where they belong"),
+    NO_EFFECT("zero_optimization.stage3_partition_stream_chunk_size", "0", "initial weights are made in place"),
     NO_EFFECT("zero_optimization.ignore_unused_parameters", "true", "every parameter is used"),
     NO_EFFECT("zero_optimization.legacy_stage1", "false", "there is one implementation"),
     NO_EFFECT("zero_optimization.memory_efficient_linear", "false|true", "there is one implementation"),
@@ -150,10 +152,10 @@ const DsKey deepspeed_keys[] = {
     NO_EFFECT("zero_optimization.enable_sanity_checks", "false", "--check-replicas-every compares ranks"),
     NO_EFFECT("zero_optimization.save_muon_momentum_buffer_in_memory", "false", OTHER),
     NO_EFFECT_ALL("zero_optimization.leaf_module", "a unit is what is gathered"),
-    REFUSED("zero_optimization.zero_hpz_partition_size", "0|1", "there is no secondary copy; --shard-group shards within groups"),
+    REFUSED("zero_optimization.zero_hpz_partition_size", "0|1", "no secondary copy; --shard-group shards within groups"),
     REFUSED("zero_optimization.zero_quantized_weights", "false", "not implemented"),
     REFUSED("zero_optimization.zero_quantized_nontrainable_weights", "false", "not implemented"),
-    REFUSED("zero_optimization.zero_quantized_gradients", "false", "not implemented; --reduce-dtype param halves what travels"),
+    REFUSED("zero_optimization.zero_quantized_gradients", "false", "--reduce-dtype param halves what travels"),
     REFUSED_ALL("zero_optimization.zeropp_loco_param", "not implemented"),
     REFUSED_ALL("zero_optimization.zenflow", "not implemented"),
     REFUSED("zero_optimization.cpu_offload", "false", "an old name: write offload_optimizer: {device: cpu}"),
@@ -171,15 +173,16 @@ const DsKey deepspeed_keys[] = {
     OWN("zero_optimization.offload_optimizer.nvme_path", DS_TEXT, "--nvme-path, where the device is nvme"),
     NO_EFFECT("zero_optimization.offload_optimizer.pin_memory", "false|true", "host memory of copies is pinned"),
     NO_EFFECT("zero_optimization.offload_optimizer.buffer_count", "", NVME),
-    NO_EFFECT("zero_optimization.offload_optimizer.pipeline_read", "false|true", "reads and writes overlap with the update"),
-    NO_EFFECT("zero_optimization.offload_optimizer.pipeline_write", "false|true", "reads and writes overlap with the update"),
+    NO_EFFECT("zero_optimization.offload_optimizer.pipeline_read", "false|true", "I/O overlaps with the update"),
+    NO_EFFECT("zero_optimization.offload_optimizer.pipeline_write", "false|true", "I/O overlaps with the update"),
     NO_EFFECT("zero_optimization.offload_optimizer.fast_init", "false|true", "initial state is written once"),
-    NO_EFFECT("zero_optimization.offload_optimizer.convert_grad_on_cpu", "false|true", "gradients travel in --grad-dtype"),
-    NO_EFFECT("zero_optimization.offload_optimizer.cpuadam_cores_perc", "", "--threads says how many cores a rank uses"),
+    NO_EFFECT("zero_optimization.offload_optimizer.convert_grad_on_cpu", "false|true", "they travel in --grad-dtype"),
+    NO_EFFECT("zero_optimization.offload_optimizer.cpuadam_cores_perc", "", "--threads says it"),
     REFUSED("zero_optimization.offload_optimizer.ratio", "1", "all of the optimizer state is offloaded, or none"),
     REFUSED("zero_optimization.offload_optimizer.super_offload", "false", "not implemented"),
     BLOCK("aio"),
-    NO_EFFECT_WITH("aio.block_size", "", NVME, "queue_depth thread_count intra_op_parallelism single_submit overlap_events use_gds"),
+    NO_EFFECT_WITH("aio.block_size", "", NVME,
+                   "queue_depth thread_count intra_op_parallelism single_submit overlap_events use_gds"),
 
     // ---- parallelism that is not there ----
     BLOCK("tensor_parallel"),
@@ -220,12 +223,12 @@ const DsKey deepspeed_keys[] = {
 
     // ---- activation checkpointing: whether to recompute is the model's own code in DeepSpeed, and --recompute here ----
     BLOCK("activation_checkpointing"),
-    NO_EFFECT("activation_checkpointing.partition_activations", "false", "for model parallelism; --recompute says what is recomputed"),
-    NO_EFFECT("activation_checkpointing.contiguous_memory_optimization", "false", "kept activations are one arena; see --recompute"),
+    NO_EFFECT("activation_checkpointing.partition_activations", "false", "for model parallelism; see --recompute"),
+    NO_EFFECT("activation_checkpointing.contiguous_memory_optimization", "false", "they lie together; see --recompute"),
     NO_EFFECT("activation_checkpointing.number_checkpoints", "", "each block is one checkpoint; see --recompute"),
     NO_EFFECT("activation_checkpointing.synchronize_checkpoint_boundary", "false", "streams are ordered by events"),
     NO_EFFECT("activation_checkpointing.profile", "false", "--trace FILE has every unit's times"),
-    REFUSED("activation_checkpointing.cpu_checkpointing", "false", "activations stay on the device; --recompute full keeps least"),
+    REFUSED("activation_checkpointing.cpu_checkpointing", "false", "--recompute full keeps least"),
 
     // ---- data ----
     BLOCK("data_efficiency"),
@@ -254,7 +257,7 @@ const DsKey deepspeed_keys[] = {
 
     // ---- checkpoints ----
     BLOCK("checkpoint"),
-    NO_EFFECT("checkpoint.tag_validation", "\"Ignore\"|\"Warn\"|\"Fail\"", "ranks always agree on a checkpoint before they use it"),
+    NO_EFFECT("checkpoint.tag_validation", "\"Ignore\"|\"Warn\"|\"Fail\"", "ranks agree on a checkpoint"),
     NO_EFFECT("checkpoint.load_universal", "false", "every checkpoint loads at any number of ranks"),
     NO_EFFECT_ALL("checkpoint.parallel_write", "each rank writes its own file"),
     REFUSED("checkpoint.use_node_local_storage", "false", "--out must be one directory that every rank sees"),

@@ -360,6 +360,7 @@ static void schedulers(void **state) {
         {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"cos_min_ratio\": 0}}}",
          "does not go with WarmupLR"},
         {"", "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 0}}}", "at least 1 step"},
+        {"", "{\"scheduler\": {\"type\": \"auto\"}}", "\"scheduler.type\" is \"cosine\""},
         {"--schedule cosine", "{\"scheduler\": {\"type\": \"WarmupLR\"}}",
          "--schedule says cosine, but \"scheduler.type\""},
         {"--steps 7", "{\"scheduler\": {\"type\": \"WarmupDecayLR\", \"params\": {\"total_num_steps\": 9}}}",
