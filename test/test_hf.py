@@ -328,7 +328,7 @@ class Memory(Base):
     def test_peak(self):
         train, _, _, _ = self.shard(self.model("gpt2"))
         with h5py.File(train, "r+") as f:
-            f.attrs["vocab_size"] = 200000
+            del f.attrs["vocab_size"]  # or the export would have only so many rows
         unit = 4 * 64 * 200000
         shape = ["--model", "gpt2-tiny", "--layers", "2", "--channels", "64", "--vocab-size", "200000"]
         rest = ["--seq-len", "8", "--micro-batch", "1", "--steps", "1", "--train", train, "--threads", "1"]
