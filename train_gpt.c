@@ -42,6 +42,7 @@ typedef struct Run {
     Model *model;
     Params *params;
     Grads *grads;
+    Offload *offload;         // NULL: everything stays on the device
     Optim *optimizer;
     OptimizerView view;       // the optimizer's state as checkpoints and hashes see it
     RunState state;           // everything else that makes the next step the same
@@ -107,12 +108,24 @@ static Status micro_batch(Run *r, Loader *loader, int micro, double loss_scale, 
     return OK;
 }
 
+// What the model moved in this step belongs to the offload's counters.
+static void count_activations(Run *r) {
+    int64_t down, up;
+    model_take_offloaded(r->model, &down, &up);
+    r->offload->stats.bytes_down += down;
+    r->offload->stats.bytes_up += up;
+}
+
 // One step over the global batch. `*request` is what signals asked for meanwhile: REQUEST_STOP drops the step.
 static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     const Config *c = &r->config;
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
+    if (r->offload) {
+        count_activations(r);  // of an evaluation
+        r->offload->stats = (OffloadStats){.bytes_down = 0};
+    }
     comm_set_step(r->comm, r->state.step + 1);
     trace_begin(r->compute, "step", r->state.step + 1);
 
@@ -148,6 +161,9 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
+    report->offload = r->offload ? &r->offload->stats : NULL;
+    if (r->offload)
+        count_activations(r);
     return OK;
 }
 
@@ -304,7 +320,7 @@ static Status train(Run *r) {
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
             TRY(replicas_check(&r->layout, options_zero(c), r->comm, r->compute, r->params, r->optimizer,
-                               r->view.view.staging));
+                               &r->view.view));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
         if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
@@ -415,9 +431,15 @@ static Status open_model(Run *r) {
     CommOptions comm = options_comm(c, &r->layout, shape);
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
-    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
-    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
-    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
+    TRY(offload_open(r->device, r->compute, options_offload(c, r->rank), &r->offload));
+    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, r->offload, &r->params));
+    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, r->offload, &r->grads));
+    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, r->offload,
+                       &r->optimizer));
+    if (model.offload_inputs) {
+        model.down = r->offload->down;
+        model.up = r->offload->up;
+    }
     TRY(model_open(r->device, r->compute, &model, &r->model));
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
     TRY(device_host_alloc(r->device, "loss sums", (size_t)c->grad_accum * sizeof(double), (void **)&r->loss_sums));
@@ -489,6 +511,8 @@ static void close_run(Run *r) {
     for (int i = 0; i < 2; i++)
         if (streams[i] && stream_sync(streams[i]) != OK)
             status_clear();
+    if (offload_check(r->offload) != OK)
+        status_clear();
     loader_close(r->loader);
     log_close(r->log);
     generator_close(&r->generator);
@@ -499,6 +523,7 @@ static void close_run(Run *r) {
     optimizer_close(r->optimizer);
     grads_close(r->grads);
     params_close(r->params);
+    offload_close(r->offload);
     comm_close(r->comm);
     layout_free(&r->layout);
     if (r->reduce != r->compute)
@@ -513,7 +538,7 @@ static void close_run(Run *r) {
 }
 
 // Predict this run's memory, and check that it fits.
-static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
+static Status predict(Run *r, PlanBytes *predicted) {
     const Config *c = &r->config;
     CommShape shape;
     PlanChoice choices[PLAN_CHOICES];
@@ -524,9 +549,10 @@ static Status predict(Run *r, size_t predicted[MEM_CATEGORIES]) {
     if (input.device_memory == 0) {
         input.device_memory = device_memory_size(r->device);
         input.limit_is_found = true;
+        input.host_is_device = device_kind(r->device) == DEVICE_CPU;
     }
     plan_compute(&input, &plan);
-    memcpy(predicted, plan.bytes[c->zero_stage], sizeof plan.bytes[0]);
+    *predicted = plan.bytes[c->zero_stage];
     return plan_check(&input, &plan);
 }
 
@@ -575,7 +601,7 @@ static Status run_answer(Run *r) {
 
 static Status run_training(Run *r) {
     Config *c = &r->config;
-    size_t predicted[MEM_CATEGORIES];
+    PlanBytes predicted;
     TRY(open_data(r));
     if (c->print_config) {
         if (r->rank == 0)
@@ -584,17 +610,16 @@ static Status run_training(Run *r) {
     }
     TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
     TRY(open_device(r));
-    TRY(predict(r, predicted));
+    TRY(predict(r, &predicted));
     if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
         r->peak_flops = NAN;  // no room for its matrices under --device-memory: the fraction of peak is not shown
         status_clear();
     }
     TRY(open_model(r));
     TRY(open_state(r));
-    Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
+    Intro intro = {.config = c, .predicted = predicted, .layout = &r->layout, .device = r->device, .comm = r->comm, .zero = options_zero(c),
                    .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train)};
-    memcpy(intro.predicted, predicted, sizeof intro.predicted);
     TRY(introduce(&intro, r->log));
     r->schedule = options_schedule(c);
     run_listen();

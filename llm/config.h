@@ -57,6 +57,7 @@ typedef enum ScheduleKind {
 typedef enum WarmupType { WARMUP_LOG, WARMUP_LINEAR } WarmupType;  // of DeepSpeed's schedules
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum DeviceChoice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } DeviceChoice;
+typedef enum OffloadLevel { OFFLOAD_NONE, OFFLOAD_CPU, OFFLOAD_NVME } OffloadLevel;  // device, host memory, a file
 typedef enum StateDtype { STATE_FP32, STATE_PARAM } StateDtype;  // fp32, or the parameters' dtype
 
 typedef struct Config {
@@ -101,6 +102,12 @@ typedef struct Config {
     int zero_stage;          // 0–3
     int shard_group;         // ranks a parameter group is sharded over; 0 = all
     bool overlap, deterministic;
+
+    // offload
+    OffloadLevel offload_optimizer, offload_params;
+    bool offload_activations;
+    const char *nvme_path;   // directory of the files that hold what is offloaded to nvme
+    size_t nvme_buffer;      // bytes that one request reads or writes
 
     // memory
     Recompute recompute;

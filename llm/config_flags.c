@@ -132,6 +132,18 @@ const Flag flags[] = {
      "consecutive ranks that share one copy; divides the ranks; 0 = all"},
     {"overlap", GROUP_ZERO, FIELD(overlap), "on|off", "on", 0, 0, 0, 0,
      "communicate while computing; the same bits either way"},
+    {"offload-optimizer", GROUP_ZERO, FIELD(offload_optimizer), "none|cpu|nvme", "none", 0, 0, 0, 0,
+     "keep master weights, moments and gradient shards in host memory, or the first two in a file (nvme), and update them "
+     "on the host; the same bits"},
+    {"offload-params", GROUP_ZERO, FIELD(offload_params), "none|cpu|nvme", "none", 0, 0, 0, 0,
+     "with --zero 3 and --offload-optimizer: keep parameter shards in host memory or in a file (nvme), and fetch each ahead of "
+     "its gather; the same bits"},
+    {"offload-activations", GROUP_ZERO, FIELD(offload_activations), 0, 0, 0, 0, 0, 0,
+     "with --recompute full: block inputs wait in host memory for their backward; the same bits"},
+    {"nvme-path", GROUP_ZERO, FIELD(nvme_path), "DIR", 0, "none", 0, 0, 0,
+     "directory, on a local fast disk, of the files that hold what is offloaded to nvme"},
+    {"nvme-buffer", GROUP_ZERO, FIELD(nvme_buffer), "BYTES", "8Mi", 0, 1 << 16, 1 << 30, 0,
+     "bytes that one request reads or writes; several are in flight, so host memory holds several"},
     {"deterministic", GROUP_ZERO, FIELD(deterministic), "on|off", "on", 0, 0, 0, 0,
      "reduce in a fixed order, so that runs repeat bit for bit"},
 

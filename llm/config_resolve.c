@@ -205,6 +205,7 @@ static Status check_ignored(const Config *c) {
     bool adam = c->optimizer != OPTIMIZER_SGD, fp16 = c->dtype == DTYPE_FP16 && c->loss_scale == 0;
     bool deepspeed = c->schedule >= SCHEDULE_WARMUP_LR;
     bool decays = c->schedule != SCHEDULE_CONSTANT && (!deepspeed || c->schedule == SCHEDULE_WARMUP_COSINE_LR);
+    bool nvme = c->plan || c->offload_optimizer == OFFLOAD_NVME || c->offload_params == OFFLOAD_NVME;
     const struct {
         const char *flag;
         bool used;
@@ -232,6 +233,8 @@ static Status check_ignored(const Config *c) {
         {"temperature", c->sample_every > 0, "--sample-every"},
         {"top-k", c->sample_every > 0, "--sample-every"},
         {"top-p", c->sample_every > 0, "--sample-every"},
+        {"nvme-path", nvme, "--offload-optimizer or --offload-params nvme"},
+        {"nvme-buffer", nvme, "--offload-optimizer or --offload-params nvme"},
         {"ranks", c->plan, "--plan"},
         {"params", c->plan, "--plan"},
         {"flops", c->plan && c->plan_params == 0, "--plan of a --model"},
@@ -248,8 +251,26 @@ static Status check_ignored(const Config *c) {
     return OK;
 }
 
+static Status check_offload(const Config *c, int ranks) {
+    if (c->offload_params != OFFLOAD_NONE && c->offload_optimizer == OFFLOAD_NONE)
+        return fail_usage("--offload-params needs --offload-optimizer cpu or nvme: the optimizer's state is larger, is used once a "
+                          "step, and so leaves the device first");
+    if (c->offload_params != OFFLOAD_NONE && c->zero_stage != 3 && !c->plan)
+        return fail_usage("--offload-params needs --zero 3: below, each rank keeps all parameters on its device");
+    if (c->offload_optimizer != OFFLOAD_NONE && c->zero_stage == 0 && ranks > 1 && !c->plan)
+        return fail_usage("--offload-optimizer with --zero 0 on %d ranks would keep and update %d copies of the same state: "
+                          "choose --zero 1, 2 or 3", ranks, ranks);
+    if (c->offload_activations && c->recompute != RECOMPUTE_FULL)
+        return fail_usage("--offload-activations needs --recompute full: whatever else is kept would stay on the device");
+    bool nvme = c->offload_optimizer == OFFLOAD_NVME || c->offload_params == OFFLOAD_NVME;
+    if (nvme && !c->nvme_path && !c->plan)
+        return fail_usage("offload to nvme needs --nvme-path, a directory on a local fast disk");
+    return OK;
+}
+
 Status config_resolve(Config *config, int ranks, int64_t data_vocab) {
     TRY(check_ignored(config));
+    TRY(check_offload(config, ranks));
     if (config->shard_group > 0 && ranks % config->shard_group != 0)
         return fail_usage("--shard-group %d does not divide the %d ranks", config->shard_group, ranks);
     TRY(resolve_schedule(config));

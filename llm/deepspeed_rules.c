@@ -270,10 +270,6 @@ static Status take_offload(DsReader *r, const char *device_path, const char *nvm
     TRY(read_text(r, device_path, DS_TEXT, &said, device));
     if (said != SAID)
         return OK;
-    if (!flag_find(flag))
-        return strcmp(device, "none") == 0 ? OK
-                                           : fail_usage("%s: \"%s\": \"%s\" is refused: this program does not offload",
-                                                        r->path, device_path, device);
     TRY(ds_set(r, flag, device, device_path));
     TRY(read_text(r, nvme_path, DS_TEXT, &said, directory));
     return strcmp(device, "nvme") == 0 && said == SAID ? ds_set(r, "nvme-path", directory, nvme_path) : OK;

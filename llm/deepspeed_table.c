@@ -228,7 +228,7 @@ const DsKey deepspeed_keys[] = {
     NO_EFFECT("activation_checkpointing.number_checkpoints", "", "each block is one checkpoint; see --recompute"),
     NO_EFFECT("activation_checkpointing.synchronize_checkpoint_boundary", "false", "streams are ordered by events"),
     NO_EFFECT("activation_checkpointing.profile", "false", "--trace FILE has every unit's times"),
-    REFUSED("activation_checkpointing.cpu_checkpointing", "false", "--recompute full keeps least"),
+    FLAG("activation_checkpointing.cpu_checkpointing", DS_SWITCH, "offload-activations"),
 
     // ---- data ----
     BLOCK("data_efficiency"),

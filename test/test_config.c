@@ -93,7 +93,7 @@ static void messages(void **state) {
     assert_fails(parse_line(&c, "--zreo=1"), "did you mean \"--zero\"?");
     assert_fails(parse_line(&c, "--completely-else 3"), "unknown option --completely-else; --help");
     assert_fails(parse_line(&c, "--arch gpt2"), "unknown option --arch");  // derived, not an option
-    assert_fails(parse_line(&c, "--offload-optimizer cpu"), "unknown option --offload-optimizer");
+    assert_fails(parse_line(&c, "--offload-optimizer gpu"), "--offload-optimizer takes none|cpu|nvme, not \"gpu\"");
     assert_fails(parse_line(&c, "--dtype bf61"), "--dtype takes fp32|bf16|fp16, not \"bf61\" (did you mean \"bf16\"?)");
     assert_fails(parse_line(&c, "--dtype bf"), "--dtype takes fp32|bf16|fp16, not \"bf\"");
     assert_fails(parse_line(&c, "--schedule cosin"), "did you mean \"cosine\"?");

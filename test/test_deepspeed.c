@@ -380,17 +380,36 @@ static void schedulers(void **state) {
 static void offload(void **state) {
     (void)state;
     Config c;
-    assert_ok(read_json(&c, "", "{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"none\"}}}"));
-    const char *json =
-        "{\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": "
-        "\"/tmp\", \"pin_memory\": true, \"buffer_count\": 5}}}";
-    if (!flag_find("offload-optimizer")) {
-        assert_fails(read_json(&c, "", json), "\"zero_optimization.offload_optimizer.device\": \"nvme\" is refused");
-        return;
-    }
-    assert_ok(read_json(&c, "", json));
-    assert_true(config_given(&c, "offload-optimizer") && config_given(&c, "nvme-path"));
+    assert_ok(
+        resolve_json(&c, "", "{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"none\"}}}", 2));
+    assert_ok(resolve_json(&c, "--recompute full",
+                           "{\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", "
+                           "\"nvme_path\": \"/tmp/x\", \"pin_memory\": true, \"buffer_count\": 5}, \"offload_param\": "
+                           "{\"device\": \"cpu\", \"nvme_path\": \"/tmp/y\"}}, \"activation_checkpointing\": "
+                           "{\"cpu_checkpointing\": true}}",
+                           2));
+    assert_true(c.offload_optimizer == OFFLOAD_NVME && c.offload_params == OFFLOAD_CPU && c.offload_activations);
+    assert_string_equal(c.nvme_path, "/tmp/x");
     assert_non_null(strstr(notes_text, "zero_optimization.offload_optimizer.buffer_count"));
+    const char *const bad[][3] = {
+        {"", "{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"cpu\"}}}",
+         "needs --offload-optimizer"},
+        {"", "{\"zero_optimization\": {\"stage\": 1, \"offload_optimizer\": {\"device\": \"disk\"}}}",
+         "\"zero_optimization.offload_optimizer.device\": --offload-optimizer takes none|cpu|nvme"},
+        {"", "{\"zero_optimization\": {\"stage\": 1, \"offload_optimizer\": {\"device\": \"nvme\"}}}",
+         "needs --nvme-path"},
+        {"", "{\"zero_optimization\": {\"cpu_offload\": true}}", "an old name: write offload_optimizer"},
+        {"", "{\"activation_checkpointing\": {\"cpu_checkpointing\": true}}", "needs --recompute full"},
+        {"--offload-optimizer none",
+         "{\"zero_optimization\": {\"stage\": 1, \"offload_optimizer\": {\"device\": \"cpu\"}}}",
+         "--offload-optimizer says none"},
+        {"",
+         "{\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"a\"}, "
+         "\"offload_param\": {\"device\": \"nvme\", \"nvme_path\": \"b\"}}}",
+         "\"zero_optimization.offload_optimizer.nvme_path\" of "},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_fails(resolve_json(&c, bad[i][0], bad[i][1], 2), bad[i][2]);
 }
 
 // A file that transformers' Trainer would use as it is: everything "auto".

@@ -93,7 +93,7 @@ static void exact_bytes(void **state) {
         Plan plan;
         plan_compute(&in, &plan);
         for (int stage = 0; stage < PLAN_STAGES; stage++) {
-            const size_t *bytes = plan.bytes[stage], *expected = cases[i].expected[stage];
+            const size_t *bytes = plan.bytes[stage].device, *expected = cases[i].expected[stage];
             assert_int_equal(bytes[MEM_PARAMETERS], expected[0]);
             assert_int_equal(bytes[MEM_GRADIENTS], expected[1]);
             assert_int_equal(bytes[MEM_OPTIMIZER], expected[2]);
@@ -127,8 +127,8 @@ static void one_block_has_one_slot(void **state) {
                     .n_choices = 1};
     Plan plan;
     plan_compute(&in, &plan);
-    assert_int_equal(plan.bytes[3][MEM_SLOTS], (320 + 192) * (2 + 4));
-    assert_int_equal(plan.bytes[1][MEM_SLOTS], 0);
+    assert_int_equal(plan.bytes[3].device[MEM_SLOTS], (320 + 192) * (2 + 4));
+    assert_int_equal(plan.bytes[1].device[MEM_SLOTS], 0);
 }
 
 static void input_from_config(void **state) {
@@ -227,17 +227,16 @@ static void advice_is_the_cheapest_change(void **state) {
 
 static void predicted_beside_measured(void **state) {
     (void)state;
-    size_t predicted[MEM_CATEGORIES] = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}, measured[MEM_CATEGORIES];
-    memcpy(measured, predicted, sizeof measured);
+    PlanBytes predicted = {.device = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}}, measured = predicted;
     char *text;
     size_t bytes;
     FILE *file = open_memstream(&text, &bytes);
-    assert_true(plan_print_measured(predicted, measured, file));
+    assert_true(plan_print_measured(&predicted, &measured, file));
     fflush(file);
     assert_non_null(strstr(text, "1,234,667         1,234,667\n"));
-    measured[MEM_DATA] = 1100;
-    measured[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
-    assert_false(plan_print_measured(predicted, measured, file));
+    measured.device[MEM_DATA] = 1100;
+    measured.device[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
+    assert_false(plan_print_measured(&predicted, &measured, file));
     fclose(file);
     assert_non_null(strstr(text, "1,233,567  -1,000\n"));
     assert_non_null(strstr(text, "1,100  +1,000\n"));

@@ -5,18 +5,26 @@
 #include <string.h>
 
 #include "llm/model.h"
+#include "zero/options.h"
 #include "zero/plan.h"
 #include "zero/traffic.h"
 
 // The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
 static Status predict_traffic(const Intro *r, cJSON *fields) {
     TrafficInput input = {.layout = r->layout, .shape = comm_shape(r->comm), .zero = r->zero,
-                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap};
+                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap,
+                          .offload = options_offload(r->config, 0),
+                          .input_bytes = options_input_bytes(r->config)};
     Traffic traffic;
     TRY(traffic_predict(&input, &traffic));
     cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
     for (int k = 0; k < COMM_HOST_VALUES; k++)
         cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
+    cJSON *moved = cJSON_AddObjectToObject(fields, "predicted_offload");
+    cJSON_AddNumberToObject(moved, "bytes_down", (double)traffic.offload.bytes_down);
+    cJSON_AddNumberToObject(moved, "bytes_up", (double)traffic.offload.bytes_up);
+    cJSON_AddNumberToObject(moved, "nvme_bytes_read", (double)traffic.offload.bytes_read);
+    cJSON_AddNumberToObject(moved, "nvme_bytes_written", (double)traffic.offload.bytes_written);
     cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
     return OK;
 }
@@ -37,14 +45,15 @@ Status introduce(const Intro *r, RunLog *log) {
     log_line(log, "batch    global %d = micro %d · grad_accum %d · ranks %d, of %d tokens", c->global_batch,
              c->micro_batch, c->grad_accum, n_ranks, c->seq_len);
     double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
+    if (c->offload_optimizer != OFFLOAD_NONE && device_kind(r->device) == DEVICE_CPU)
+        log_line(log, "offload  to host memory saves nothing here, where device and host memory are the same%s",
+                 c->offload_optimizer == OFFLOAD_NVME ? "; what is in files does" : ": nvme would");
     log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
              r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);
-    size_t measured[MEM_CATEGORIES];
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        measured[k] = device_bytes(r->device, (MemoryCategory)k);
+    PlanBytes measured = plan_measured(r->device);
     if (comm_rank(r->comm) == 0)
-        plan_print_measured(r->predicted, measured, stdout);
-    double as_predicted = memcmp(measured, r->predicted, sizeof measured) == 0;
+        plan_print_measured(&r->predicted, &measured, stdout);
+    double as_predicted = memcmp(&measured, &r->predicted, sizeof measured) == 0;
     TRY(comm_sum(r->comm, "memory as predicted", &as_predicted, 1));
     if (as_predicted < n_ranks)
         log_line(log, "memory   %d of %d ranks have other bytes than predicted: a bug in zero.c, without harm to the run",
@@ -59,7 +68,11 @@ Status introduce(const Intro *r, RunLog *log) {
     cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
-        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted[k]);
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted.device[k]);
+    cJSON *host = cJSON_AddObjectToObject(fields, "predicted_host_bytes");
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        cJSON_AddNumberToObject(host, memory_category_names[k], (double)r->predicted.host[k]);
+    cJSON_AddNumberToObject(fields, "predicted_nvme_bytes", (double)r->predicted.nvme);
     TRY(predict_traffic(r, fields));
     log_event(log, "start", fields);
     return OK;

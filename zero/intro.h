@@ -3,6 +3,7 @@
 #ifndef ZERO_INTRO_H
 #define ZERO_INTRO_H
 
+#include "zero/plan.h"
 #include "zero/params.h"
 #include "zero/run.h"
 
@@ -15,7 +16,7 @@ typedef struct Intro {
     double peak_flops;              // measured matmul FLOP/s of this rank's device; NAN: not measured
     int64_t n_tokens, n_windows;    // of the training data
     int n_shards;
-    size_t predicted[MEM_CATEGORIES];
+    PlanBytes predicted;
 } Intro;
 
 // Collective: all ranks compare what they measured with what was predicted.

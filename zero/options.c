@@ -8,7 +8,8 @@ ModelOptions options_model(const Config *c) {
                           .recompute = c->recompute,
                           .head_chunk = c->head_chunk,
                           .sampling = c->sample_every > 0,
-                          .training = true};
+                          .training = true,
+                          .offload_inputs = c->offload_activations};
 }
 
 ZeroOptions options_zero(const Config *c) {
@@ -39,10 +40,24 @@ LossScale options_loss_scale(const Config *c) {
     return scale;
 }
 
+OffloadOptions options_offload(const Config *c, int rank) {
+    return (OffloadOptions){.activations = c->offload_activations,
+                            .optimizer = c->offload_optimizer,
+                            .params = c->offload_params,
+                            .nvme_path = c->nvme_path,
+                            .nvme_buffer = c->nvme_buffer,
+                            .state_kinds = c->optimizer == OPTIMIZER_SGD ? 2 : 3,
+                            .overlap = c->overlap,
+                            .rank = rank};
+}
+
+int64_t options_input_bytes(const Config *c) {
+    return c->offload_activations
+               ? (int64_t)c->micro_batch * c->seq_len * c->model.channels * (int64_t)dtype_bytes(c->dtype)
+               : 0;
+}
+
 CommOptions options_comm(const Config *c, const Layout *layout, CommShape shape) {
-    int64_t longest = 0;
-    for (int u = 0; u < layout->n_units; u++)
-        longest = layout->units[u].shard_len > longest ? layout->units[u].shard_len : longest;
     return (CommOptions){
-        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = longest, .timeout = c->comm_timeout};
+        .shape = shape, .wire = options_zero(c).reduce_dtype, .max_len = layout_longest_shard(layout), .timeout = c->comm_timeout};
 }

@@ -2,11 +2,12 @@
 
 #include <string.h>
 
+#include "zero/options.h"
 #include "zero/plan_text.h"
 
 // ---- arithmetic ----
 
-static size_t optimizer_bytes(const PlanInput *in) {
+size_t plan_optimizer_bytes(const PlanInput *in) {
     size_t moments = in->optimizer == OPTIMIZER_SGD ? 4 : 8;  // fp32: SGD keeps momentum, Adam m and v
     return moments + (in->dtype == DTYPE_FP32 ? 0 : 4);  // and master weights, which fp32 parameters are themselves
 }
@@ -14,7 +15,7 @@ static size_t optimizer_bytes(const PlanInput *in) {
 void plan_state_bytes(const PlanInput *in, double *params, double *grads, double *optimizer) {
     *params = (double)dtype_bytes(in->dtype);
     *grads = (double)dtype_bytes(in->grad_dtype);
-    *optimizer = (double)optimizer_bytes(in);
+    *optimizer = (double)plan_optimizer_bytes(in);
 }
 
 PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks) {
@@ -27,44 +28,9 @@ PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks) {
         .dtype = config->dtype,
         .grad_dtype = config->grad_dtype == STATE_FP32 ? DTYPE_FP32 : config->dtype,
         .optimizer = config->optimizer,
+        .offload = options_offload(config, 0),
         .device_memory = config->device_memory,
     };
-}
-
-// Model states and slots of one rank.
-static void add_states(const PlanInput *in, int stage, size_t bytes[MEM_CATEGORIES]) {
-    size_t full = (size_t)in->n_params, shard = (full + (size_t)in->group - 1) / (size_t)in->group;
-    if (in->layout) {
-        full = (size_t)in->layout->full_len;
-        shard = (size_t)in->layout->shard_len;
-    }
-    bytes[MEM_PARAMETERS] += (stage >= 3 ? shard : full) * dtype_bytes(in->dtype);
-    bytes[MEM_GRADIENTS] += (stage >= 2 ? shard : full) * dtype_bytes(in->grad_dtype);
-    bytes[MEM_OPTIMIZER] += (stage >= 1 ? shard : full) * optimizer_bytes(in);
-    if (!in->layout)
-        return;
-
-    // Two slots for blocks (one where there is only one) and one that the first and last unit share (zero/params.h).
-    int layers = in->layout->n_units - 2;
-    size_t slots = (size_t)(layers < 2 ? layers : 2) * (size_t)in->layout->max_block_len + (size_t)in->layout->ends_len;
-    if (stage == 3)
-        bytes[MEM_SLOTS] += slots * dtype_bytes(in->dtype);
-    // A gradient is formed in fp32: in place where that is what a rank keeps of all units, else in a slot
-    // (zero/grads.h).
-    if (stage >= 2 || in->grad_dtype != DTYPE_FP32)
-        bytes[MEM_SLOTS] += slots * sizeof(float);
-}
-
-static size_t add_all(const PlanInput *in, int stage, const PlanChoice *choice, size_t bytes[MEM_CATEGORIES]) {
-    memset(bytes, 0, MEM_CATEGORIES * sizeof *bytes);
-    if (choice)
-        memcpy(bytes, choice->bytes, sizeof choice->bytes);
-    bytes[MEM_STAGING] += in->staging_bytes;
-    add_states(in, stage, bytes);
-    size_t total = 0;
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        total += bytes[c];
-    return total;
 }
 
 void plan_compute(const PlanInput *in, Plan *plan) {
@@ -72,7 +38,7 @@ void plan_compute(const PlanInput *in, Plan *plan) {
     double p, g, o;
     plan_state_bytes(in, &p, &g, &o);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        plan->total[stage] = add_all(in, stage, in->n_choices ? &in->choices[0] : NULL, plan->bytes[stage]);
+        plan->total[stage] = plan_stage(in, stage, in->n_choices ? &in->choices[0] : NULL, &plan->bytes[stage]);
         plan->textbook[stage] =
             p * (stage >= 3 ? shard : psi) + g * (stage >= 2 ? shard : psi) + o * (stage >= 1 ? shard : psi);
     }
@@ -96,8 +62,8 @@ static bool find_change(const PlanInput *in, Change *found) {
     for (int i = 0; i < (in->n_choices ? in->n_choices : 1); i++) {
         const PlanChoice *choice = in->n_choices ? &in->choices[i] : NULL;
         for (int stage = in->stage; stage < PLAN_STAGES; stage++) {
-            size_t bytes[MEM_CATEGORIES];
-            Change now = {stage, choice, add_all(in, stage, choice, bytes)};
+            PlanBytes bytes;
+            Change now = {stage, choice, plan_stage(in, stage, choice, &bytes)};
             double cost = stage_cost[stage] + (choice ? choice->cost : 0);
             double best = stage_cost[found->stage] + (found->choice ? found->choice->cost : 0);
             bool now_fits = now.total <= in->device_memory, first = i == 0 && stage == in->stage;
@@ -114,7 +80,7 @@ static bool find_change(const PlanInput *in, Change *found) {
 
 // "4Ψ + 12Ψ/N" for what a rank keeps whole and what it shares; S instead of N under --shard-group.
 static const char *formula(const PlanInput *in, int stage, char text[TEXT_BYTES]) {
-    int p = (int)dtype_bytes(in->dtype), g = (int)dtype_bytes(in->grad_dtype), o = (int)optimizer_bytes(in);
+    int p = (int)dtype_bytes(in->dtype), g = (int)dtype_bytes(in->grad_dtype), o = (int)plan_optimizer_bytes(in);
     int whole = (stage < 3 ? p : 0) + (stage < 2 ? g : 0) + (stage < 1 ? o : 0), shared = p + g + o - whole;
     char over = in->group == in->n_ranks ? 'N' : 'S';
     if (shared == 0)
@@ -172,7 +138,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
     print_heading(file, in);
     for (int i = 0; i < N_STATES; i++) {
         for (int stage = 0; stage < PLAN_STAGES; stage++)
-            model_states[stage] += row[stage] = (double)plan->bytes[stage][states[i]];
+            model_states[stage] += row[stage] = (double)plan->bytes[stage].device[states[i]];
         print_bytes_row(file, memory_category_names[states[i]], row);
     }
     print_bytes_row(file, "model states", model_states);
@@ -185,7 +151,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
     if (in->layout) {
         for (int i = 0; i < N_OTHERS; i++) {
             for (int stage = 0; stage < PLAN_STAGES; stage++)
-                row[stage] = (double)plan->bytes[stage][others[i]];
+                row[stage] = (double)plan->bytes[stage].device[others[i]];
             print_bytes_row(file, memory_category_names[others[i]], row);
         }
         for (int stage = 0; stage < PLAN_STAGES; stage++)
@@ -225,28 +191,45 @@ Status plan_check(const PlanInput *in, const Plan *plan) {
     return fail("the run does not fit: %s", sentence);
 }
 
-bool plan_print_measured(const size_t predicted[MEM_CATEGORIES], const size_t measured[MEM_CATEGORIES], FILE *file) {
+PlanBytes plan_measured(const Device *device) {
+    PlanBytes bytes = {.nvme = device_file_bytes(device)};
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        bytes.device[c] = device_bytes(device, (MemoryCategory)c);
+        bytes.host[c] = device_offload_bytes(device, (MemoryCategory)c);
+    }
+    return bytes;
+}
+
+static bool print_measured_row(FILE *file, const char *level, const char *name, size_t predicted, size_t measured) {
+    char label[TEXT_BYTES], text[TEXT_BYTES];
+    snprintf(label, sizeof label, "%s%s", level, name);
+    fprintf(file, "%-*s", LABEL_WIDTH, label);
+    print_cell(file, grouped(predicted, text));
+    print_cell(file, grouped(measured, text));
+    if (predicted != measured)
+        fprintf(file, "  %s%s", predicted < measured ? "+" : "-",
+                grouped(predicted < measured ? measured - predicted : predicted - measured, text));
+    fputc('\n', file);
+    return predicted == measured;
+}
+
+bool plan_print_measured(const PlanBytes *predicted, const PlanBytes *measured, FILE *file) {
     size_t total_predicted = 0, total_measured = 0;
     bool equal = true;
-    char text[TEXT_BYTES];
     fprintf(file, "%-*s", LABEL_WIDTH, "memory, bytes");
     print_cell(file, "predicted");
     print_cell(file, "measured");
     fputc('\n', file);
-    for (int c = 0; c <= MEM_CATEGORIES; c++) {  // and the total
-        bool last = c == MEM_CATEGORIES;
-        size_t p = last ? total_predicted : predicted[c], m = last ? total_measured : measured[c];
-        if (!last) {
-            total_predicted += p;
-            total_measured += m;
-            equal &= p == m;
-        }
-        fprintf(file, "%-*s", LABEL_WIDTH, last ? "total" : memory_category_names[c]);
-        print_cell(file, grouped(p, text));
-        print_cell(file, grouped(m, text));
-        if (p != m)
-            fprintf(file, "  %s%s", p < m ? "+" : "-", grouped(p < m ? m - p : p - m, text));
-        fputc('\n', file);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        equal &= print_measured_row(file, "", memory_category_names[c], predicted->device[c], measured->device[c]);
+        total_predicted += predicted->device[c];
+        total_measured += measured->device[c];
     }
+    equal &= print_measured_row(file, "", "total", total_predicted, total_measured);
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        if (predicted->host[c] || measured->host[c])
+            equal &= print_measured_row(file, "host: ", memory_category_names[c], predicted->host[c], measured->host[c]);
+    if (predicted->nvme || measured->nvme)
+        equal &= print_measured_row(file, "", "NVMe", predicted->nvme, measured->nvme);
     return equal;
 }

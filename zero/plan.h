@@ -16,6 +16,7 @@
 #include "llm/config.h"
 #include "zero/comm.h"
 #include "zero/layout.h"
+#include "zero/offload.h"
 
 enum { PLAN_STAGES = 4, PLAN_NO_STAGE = -1 };
 
@@ -24,6 +25,7 @@ typedef struct PlanChoice {
     const char *change;            // how a user asks for it: "--recompute selective"; NULL: the options as given
     double cost;                   // about how much of a step's time it costs: selective 0.05, full 0.33
     size_t bytes[MEM_CATEGORIES];  // activations, workspace, data
+    size_t host_bytes;             // activations that are offloaded
 } PlanChoice;
 
 typedef struct PlanInput {
@@ -35,16 +37,25 @@ typedef struct PlanInput {
     Dtype dtype;           // parameters
     Dtype grad_dtype;      // gradients that a rank keeps
     Optimizer optimizer;
+    OffloadOptions offload;     // of stages that it goes with; others keep everything on the device
     size_t staging_bytes;       // buffers of collectives and checkpoints; 0 for one rank
     size_t device_memory;       // the most a rank may use; 0: no limit
     bool limit_is_found;        // the device has no more; the limit is not --device-memory
+    bool host_is_device;        // host and device memory are the same chips, and the limit found is of both together
     const PlanChoice *choices;  // choices[0]: the options as given. None (n_choices 0) with layout NULL
     int n_choices;
 } PlanInput;
 
+// What one rank asks for on every level.
+typedef struct PlanBytes {
+    size_t device[MEM_CATEGORIES];
+    size_t host[MEM_CATEGORIES];  // device_offload_alloc
+    size_t nvme;                  // of files
+} PlanBytes;
+
 typedef struct Plan {
-    size_t bytes[PLAN_STAGES][MEM_CATEGORIES];  // under choices[0]
-    size_t total[PLAN_STAGES];
+    PlanBytes bytes[PLAN_STAGES];  // under choices[0]
+    size_t total[PLAN_STAGES];     // that counts against device_memory
     double textbook[PLAN_STAGES];  // model states by the formulas above
 } Plan;
 
@@ -57,10 +68,15 @@ enum { PLAN_CHOICES = 3 };
 Status plan_model(const Config *config, Device *device, const Layout *layout, CommShape shape, bool others,
                   PlanChoice choices[PLAN_CHOICES], PlanInput *input);
 
+size_t plan_optimizer_bytes(const PlanInput *input);  // of a parameter, on the device
 // Bytes of a parameter's copy, gradient and optimizer state, each on a rank that holds it.
 void plan_state_bytes(const PlanInput *input, double *params, double *grads, double *optimizer);
 
 void plan_compute(const PlanInput *input, Plan *plan);
+// One stage under one choice (NULL: model states alone). Returns the total that counts against device_memory.
+size_t plan_stage(const PlanInput *input, int stage, const PlanChoice *choice, PlanBytes *bytes);
+// Whether what is offloaded can be in this stage: every rank would keep a copy of it in stage 0.
+bool plan_offloads(const PlanInput *input, int stage);
 
 // The table: a column a stage, a row a category; formulas, what fits, and the cheapest change that fits if the run does
 // not.
@@ -69,7 +85,9 @@ void plan_print(const PlanInput *input, const Plan *plan, FILE *file);
 // Fails when the run's stage needs more than device_memory, with what is short and the cheapest change that fits.
 Status plan_check(const PlanInput *input, const Plan *plan);
 
-// Predicted beside measured (device_peak_bytes), to the byte. Returns whether they are equal.
-bool plan_print_measured(const size_t predicted[MEM_CATEGORIES], const size_t measured[MEM_CATEGORIES], FILE *file);
+// What a device has counted, to compare with the plan.
+PlanBytes plan_measured(const Device *device);
+// Predicted beside measured, to the byte. Returns whether they are equal.
+bool plan_print_measured(const PlanBytes *predicted, const PlanBytes *measured, FILE *file);
 
 #endif

@@ -14,7 +14,7 @@ Status plan_model(const Config *config, Device *device, const Layout *layout, Co
     input->staging_bytes = comm_staging_bytes(&comm);
     input->choices = choices;
     input->n_choices = 1;
-    choices[0] = (PlanChoice){0};
+    choices[0] = (PlanChoice){.host_bytes = model_host_bytes(&model)};
     TRY(model_plan(device, &model, choices[0].bytes));
     for (int r = (int)config->recompute + 1; others && r <= RECOMPUTE_FULL; r++) {
         model.recompute = (Recompute)r;

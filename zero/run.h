@@ -39,6 +39,7 @@ typedef struct StepReport {
     double peak_fraction;     // of the measured matmul peak of all ranks; NAN when not measured
     double data_wait_s;
     CommStats comm;
+    const OffloadStats *offload;  // NULL: nothing is offloaded
 } StepReport;
 
 // Open OUT/log.jsonl (out NULL: terminal only), cut to `length`; a missing or empty one begins anew. Creates OUT. Only rank
