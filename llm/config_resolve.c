@@ -182,12 +182,14 @@ static Status resolve_batch(Config *config, int ranks) {
 // ---- the rest ----
 
 static Status resolve_schedule(Config *config) {
+    char source[512];
     if (!config_given(config, "warmup"))
         config->warmup = config->steps / 20 < 2000 ? config->steps / 20 : 2000;
     if (!config_given(config, "min-lr"))
         config->min_lr = config->lr / 10;
     if (config->warmup > config->steps && config->schedule != SCHEDULE_WARMUP_LR)  // which may end before its warm-up
-        return fail_usage("--warmup %lld is longer than the run of %lld steps (--steps)", (long long)config->warmup,
+        return fail_usage("%s %lld is longer than the run of %lld steps (--steps)",
+                          config_source(config, "warmup", source, sizeof source), (long long)config->warmup,
                           (long long)config->steps);
     if (config->stop_at > config->steps)
         return fail_usage("--stop-at %lld is beyond the last of %lld steps (--steps)", (long long)config->stop_at,

@@ -352,6 +352,8 @@ static void schedulers(void **state) {
     assert_true(c.warmup_min_lr == 0.25 * 1e-3 && c.min_lr == 1e-4 * 1e-3);
     assert_ok(read_json(&c, "--lr 3e-4 --warmup 5", "{\"scheduler\": {\"type\": \"WarmupLR\"}}"));
     assert_true(c.lr == 3e-4 && c.warmup == 5);
+    assert_fails(resolve_json(&c, "--steps 500", "{\"scheduler\": {\"type\": \"WarmupDecayLR\"}}", 1),
+                 "ds.json 1000 is longer than the run of 500 steps");
     const char *const bad[][3] = {
         {"", "{\"scheduler\": {\"type\": \"OneCycle\"}}", "it takes WarmupLR, WarmupDecayLR or WarmupCosineLR"},
         {"", "{\"scheduler\": {\"params\": {\"warmup_num_steps\": 4}}}", "\"scheduler.type\" is \"\""},
