@@ -80,11 +80,12 @@ static Status take_dtype(DsReader *r) {
     Said fp16_said, bf16_said;
     bool fp16 = false, bf16 = false;
     TRY(read_switch(r, "fp16.enabled", &fp16_said, &fp16));
-    TRY(read_switch(r, "bf16.enabled", &bf16_said, &bf16));
+    const char *bf16_path = look_up(r, "bf16") ? "bf16.enabled" : "bfloat16.enabled";  // as DeepSpeed chooses
+    TRY(read_switch(r, bf16_path, &bf16_said, &bf16));
     if (fp16 && bf16)
         return fail_usage("%s: \"fp16.enabled\" and \"bf16.enabled\" are both true; a run has one dtype", r->path);
     if (fp16 || bf16)
-        return ds_set(r, "dtype", fp16 ? "fp16" : "bf16", fp16 ? "fp16.enabled" : "bf16.enabled");
+        return ds_set(r, "dtype", fp16 ? "fp16" : "bf16", fp16 ? "fp16.enabled" : bf16_path);
     if (fp16_said == SAID && bf16_said == SAID)
         return ds_set(r, "dtype", "fp32", "fp16.enabled");
     Dtype dtype = r->config->dtype;  // of the command line

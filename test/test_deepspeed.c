@@ -255,6 +255,10 @@ static void dtypes(void **state) {
     assert_true(c.dtype == DTYPE_BF16 && c.grad_dtype == STATE_PARAM && c.reduce_dtype == STATE_PARAM);
     assert_ok(read_json(&c, "", "{\"bf16\": {\"enabled\": false}, \"fp16\": {\"enabled\": false, \"hysteresis\": 3}}"));
     assert_true(c.dtype == DTYPE_FP32 && c.loss_scale_hysteresis == 2 && config_given(&c, "dtype"));
+    assert_ok(read_json(&c, "", "{\"bfloat16\": {\"enabled\": true}}"));
+    assert_true(c.dtype == DTYPE_BF16);
+    assert_ok(read_json(&c, "", "{\"bfloat16\": {\"enabled\": true}, \"bf16\": {\"enabled\": \"auto\"}}"));
+    assert_true(c.dtype == DTYPE_FP32);
     assert_ok(read_json(&c, "--dtype bf16",
                         "{\"bf16\": {\"enabled\": \"auto\"}, \"fp16\": {\"enabled\": false}, "
                         "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}}"));
