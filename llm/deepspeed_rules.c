@@ -288,6 +288,10 @@ Status ds_take_rules(DsReader *r) {
     TRY(take_shard_group(r));
     TRY(take_offload(r, "zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.nvme_path",
                      "offload-optimizer", directories[0]));
+    if (r->config->zero_stage < 3 && look_up(r, "zero_optimization.offload_param.device")) {  // as in DeepSpeed
+        ds_append(r->notes, "; ", "\"zero_optimization.offload_param\" has no effect below stage 3");
+        return OK;
+    }
     return take_offload(r, "zero_optimization.offload_param.device", "zero_optimization.offload_param.nvme_path",
                         "offload-params", directories[1]);
 }

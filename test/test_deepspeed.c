@@ -396,6 +396,13 @@ static void offload(void **state) {
                            2));
     assert_true(c.offload_optimizer == OFFLOAD_NVME && c.offload_params == OFFLOAD_CPU && c.offload_activations);
     assert_string_equal(c.nvme_path, "/tmp/x");
+    assert_ok(
+        resolve_json(&c, "", "{\"zero_optimization\": {\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}}}", 2));
+    assert_true(c.offload_params == OFFLOAD_NONE && strstr(notes_text, "has no effect below stage 3"));
+    assert_ok(resolve_json(&c, "--recompute full",
+                           "{\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", "
+                           "\"nvme_path\": \"/tmp/x\", \"pin_memory\": true, \"buffer_count\": 5}}}",
+                           2));
     assert_non_null(strstr(notes_text, "zero_optimization.offload_optimizer.buffer_count"));
     const char *const bad[][3] = {
         {"", "{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"cpu\"}}}",
