@@ -116,4 +116,5 @@ clean:
 	rm -rf build train_gpt
 
 -include dev/cudasim/cudasim.mk
+-include test/fuzz/fuzz.mk
 -include $(shell find build -name '*.d' 2>/dev/null)
