@@ -70,6 +70,9 @@ Status cuda_fail(cudaError_t error, const char *doing, const char *what) {
 Status check_count(const DeviceOptions *options) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorInsufficientDriver)
+        return fail("no GPU answers (there is no NVIDIA driver, or one older than this program's CUDA %d.%d needs)",
+                    CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (error != cudaSuccess || count == 0)
         return fail("no GPU answers (%s)", error == cudaSuccess ? "none is there" : cudaGetErrorString(error));
     int ranks = options->local_size > 1 ? options->local_size : 1;
