@@ -2,9 +2,13 @@
 """The CUDA backend's device and operations in the simulator (dev/cudasim): test_device and test_ops, which know nothing
 of it, in all its modes. Needs the CUDA headers; no GPU.
 """
+import os
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from simulated import ORDERS, build, run
+
+OPERATIONS = ("test_ops", "test_attention")
 
 
 def setUpModule():
@@ -14,29 +18,27 @@ def setUpModule():
 class Programs(unittest.TestCase):
     """test_device, test_ops and test_attention, which know nothing of the simulator, on its device."""
 
-    def passes(self, mode, program, **settings):
-        status, output = run(mode, "test/" + program, "--device", "cuda", **settings)
-        self.assertEqual(status, 0, f"{mode} {program} {settings}:\n{output[-3000:]}")
+    def pass_all(self, *runs):
+        """Runs of (mode, program, settings), as many at a time as there are cores: the race build takes its time."""
+        def outcome(mode, program, settings):
+            return (*run(mode, "test/" + program, "--device", "cuda", **settings), f"{mode} {program} {settings}")
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for status, output, what in pool.map(outcome, *zip(*runs)):
+                self.assertEqual(status, 0, f"{what}:\n{output[-3000:]}")
 
     def test_device(self):
-        for seed in range(3):
-            self.passes("plain", "test_device", seed=seed, protect=1, leaks=1)
-        self.passes("sanitize", "test_device")
-        self.passes("race", "test_device")
+        self.pass_all(*[("plain", "test_device", {"seed": seed, "protect": 1, "leaks": 1}) for seed in range(3)],
+                      ("sanitize", "test_device", {}), ("race", "test_device", {}))
 
     def test_operations(self):
-        for order in ORDERS:
-            self.passes("plain", "test_ops", protect=1, **order)
-            self.passes("plain", "test_attention", protect=1, leaks=1, **order)
+        self.pass_all(*[("plain", program, {"protect": 1, "leaks": 1, **order}) for program in OPERATIONS for order in ORDERS])
 
     def test_operations_under_sanitizers(self):
-        for order in ORDERS:
-            self.passes("sanitize", "test_ops", **order)
-            self.passes("sanitize", "test_attention", **order)
+        self.pass_all(*[("sanitize", program, order) for program in OPERATIONS for order in ORDERS])
 
     def test_operations_in_the_race_build(self):
-        self.passes("race", "test_ops", order="random", seed=3)
-        self.passes("race", "test_attention", order="random", seed=3)
+        self.pass_all(*[("race", program, {"order": "random", "seed": 3}) for program in OPERATIONS])
 
 
 if __name__ == "__main__":
