@@ -2,6 +2,7 @@
 # make test       build and run every test           make test SANITIZE=1   the same under AddressSanitizer and UBSan
 # make bench      measure speed on this machine      make bench-zero   measure what many ranks cost      make clean
 #                                                    make bench-save   measure what saving costs
+#                                                    make bench-offload   measure what offload costs
 # Options: CC=clang  DEBUG=1 (-O0 -g)  MPI=0 (leave MPI out)  ONEDNN=0 (use OpenBLAS)  CUDA=0 (leave CUDA out)
 
 ifeq ($(origin CC),default)
@@ -25,6 +26,7 @@ LDLIBS := -lm -ldl -pthread
 ifdef SANITIZE
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -DSANITIZE_BUILD
 CFLAGS += $(SANITIZER)
+CUDA := 0# CUDA's sources are sanitized in the simulator (dev/cudasim)
 endif
 
 # ---- what this machine has: each probe compiles and links one line (a name in a package list proves nothing) ----
@@ -64,7 +66,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(foreach isa,$(ISAS),$(ISA_SRC:%.c=$(BUI
 CU_OBJ := $(CU_SRC:%.cu=$(BUILD)/%.o)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
-.PHONY: all test tests bench bench-zero bench-save clean format
+.PHONY: all test tests bench bench-zero bench-save bench-offload clean format
 .SECONDARY:
 all: train_gpt
 train_gpt: $(BUILD)/train_gpt
@@ -106,10 +108,14 @@ bench-zero: $(BUILD)/train_gpt $(BUILD)/dev/bench_comm
 # What saves cost training, as ratios within one run of gpt2-124m (five minutes)
 bench-save: $(BUILD)/train_gpt
 	@$(PYTHON) dev/bench_save.py --build $(BUILD)
+# The optimizer on the host and on NVMe, as ratios (fio; a quarter of an hour)
+bench-offload: $(BUILD)/train_gpt $(BUILD)/dev/bench_adamw
+	@$(PYTHON) dev/bench_offload.py --build $(BUILD)
 format:
 	@clang-format -i $(shell git ls-files '*.c' '*.h')
 clean:
 	rm -rf build train_gpt
 
 -include dev/cudasim/cudasim.mk
+-include test/fuzz/fuzz.mk
 -include $(shell find build -name '*.d' 2>/dev/null)

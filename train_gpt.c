@@ -13,9 +13,9 @@
 #include "data/shards.h"
 #include "data/vocab.h"
 #include "llm/config.h"
+#include "llm/deepspeed.h"
 #include "llm/model.h"
 #include "llm/peak.h"
-#include "llm/schedule.h"
 #include "zero/checkpoint.h"
 #include "zero/measure.h"
 #include "zero/explain.h"
@@ -46,6 +46,7 @@ typedef struct Run {
     Model *model;
     Params *params;
     Grads *grads;
+    Offload *offload;         // NULL: everything stays on the device
     Optim *optimizer;
     OptimizerView view;       // the optimizer's state as checkpoints and hashes see it
     RunState state;           // everything else that makes the next step the same
@@ -149,6 +150,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     double start = comm_clock(), scale = r->state.scale.scale, tokens = (double)c->global_batch * c->seq_len;
     *report = (StepReport){.loss_scale = scale, .lr = schedule_lr(&r->schedule, r->state.updates)};
     comm_stats_reset(r->comm);
+    offload_begin_step(r->offload, r->model);
     comm_set_step(r->comm, r->state.step + 1);
     trace_begin(r->compute, "step", r->state.step + 1);
 
@@ -181,6 +183,7 @@ static Status train_step(Run *r, StepReport *report, RunRequest *request) {
     report->peak_fraction =
         report->tokens_per_s * model_flops_per_token(&c->model, c->seq_len) / (r->peak_flops * r->n_ranks);
     report->comm = comm_stats(r->comm);
+    report->offload = offload_end_step(r->offload, r->model);
     report->save_wait_s = r->save_wait_s;
     r->save_wait_s = 0;
     return OK;
@@ -222,6 +225,7 @@ static Status evaluate(Run *r, double *loss) {
         totals[0] += r->loss_sums[0];
         totals[1] += (double)n_valid;
     }
+    TRY_GOTO(offload_check(r->offload), done);
     TRY_GOTO(comm_sum(r->comm, "validation loss", totals, 2), done);
     *loss = totals[0] / totals[1];
 done:
@@ -360,7 +364,7 @@ static Status train(Run *r) {
             return explain_last_skip(r, report.loss_scale);
         if (every(c->check_replicas_every, r->state.step))
             TRY(replicas_check(&r->layout, options_zero(c), r->comm, r->compute, r->params, r->optimizer,
-                               r->view.view.staging));
+                               &r->view.view));
         if (r->val && (every(c->eval_every, r->state.step) || (last && c->eval_every > 0)))
             TRY(report_evaluation(r));
         if (every(c->sample_every, r->state.step) || (last && c->sample_every > 0))
@@ -453,6 +457,7 @@ static Status open_data(Run *r) {
         return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->val, c->seq_len + 1);
     shards_fingerprint(r->train, r->data, sizeof r->data);
     TRY(vocab_open(shards_path(r->train, 0), &r->vocab));
+    c->eot_token = vocab_eot(r->vocab);
     return c->sample_every > 0 ? encode_prompt(r) : OK;
 }
 
@@ -480,9 +485,15 @@ static Status open_model(Run *r) {
     TRY(comm_open(r->device, r->compute, &comm, &r->comm));
     TRY(agree_on_run(r));
     TRY(agree_on_saves(r));
-    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, &r->params));
-    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, &r->grads));
-    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, &r->optimizer));
+    TRY(offload_open(r->device, r->compute, options_offload(c, r->rank), &r->offload));
+    TRY(params_open(r->device, &r->layout, r->comm, r->compute, r->gather, zero, r->offload, &r->params));
+    TRY(grads_open(r->device, &r->layout, r->comm, r->compute, r->reduce, zero, r->offload, &r->grads));
+    TRY(optimizer_open(r->device, &r->layout, r->comm, r->compute, r->params, r->grads, optimizer, zero, r->offload,
+                       &r->optimizer));
+    if (model.offload_inputs) {
+        model.down = r->offload->down;
+        model.up = r->offload->up;
+    }
     TRY(model_open(r->device, r->compute, &model, &r->model));
     TRY(optimizer_view_open(r->device, r->compute, r->optimizer, &r->view));
     SaverOptions saver = {.out = c->out, .async = r->async, .keep = c->keep, .keep_every = c->keep_every,
@@ -531,12 +542,12 @@ static Status open_state(Run *r) {
     TRY(check_out_is_free(c, path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
-    r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
-                                     c->loss_scale > 0 ? c->loss_scale : c->dtype == DTYPE_FP16 ? 0 : 1);
+    r->state.scale = options_loss_scale(c);
     if (path[0]) {
         CheckpointRun run = checkpoint_run(r);
         TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
+        r->state.scale = loss_scale_resume(r->state.scale, options_loss_scale(c));
         if (checkpoint_is_in(c->out, path))
             r->last_saved = r->state.step;
         else
@@ -558,6 +569,8 @@ static void close_run(Run *r) {
     for (int i = 0; i < 2; i++)
         if (streams[i] && stream_sync(streams[i]) != OK)
             status_clear();
+    if (offload_check(r->offload) != OK)
+        status_clear();
     loader_close(r->loader);
     saver_close(r->saver);
     log_close(r->log);
@@ -569,6 +582,7 @@ static void close_run(Run *r) {
     optimizer_close(r->optimizer);
     grads_close(r->grads);
     params_close(r->params);
+    offload_close(r->offload);
     comm_close(r->comm);
     layout_free(&r->layout);
     if (r->reduce != r->compute)
@@ -596,8 +610,8 @@ static Status predict(Run *r, PlanBytes *predicted) {
         input.limit_is_found = true;
     }
     plan_compute(&input, &plan);
-    *predicted = (PlanBytes){.snapshot = plan.snapshot[c->zero_stage]};
-    memcpy(predicted->bytes, plan.bytes[c->zero_stage], sizeof predicted->bytes);
+    *predicted = plan.bytes[c->zero_stage];
+    predicted->snapshot = plan.snapshot[c->zero_stage];
     plan_describe_saves(&input, &plan, c->zero_stage, r->saves, sizeof r->saves);
     r->async = plan.async[c->zero_stage];
     return plan_check(&input, &plan);
@@ -620,11 +634,14 @@ static Status run_plan(Run *r) {
     ClusterSpeed speed = {.flops = c->plan_flops, .bytes_per_s = c->plan_bandwidth / 8}, measured = {0};
     TRY(options_open_device(c, &r->world, &r->device, r->device_why, sizeof r->device_why));
     if (c->measure)
-        TRY(measure_speed(r->device, &r->world, c->dtype, &measured));
+        TRY(measure_speed(r->device, &r->world, c, &measured));
     if (speed.flops == 0)
         speed.flops = measured.flops;
     if (speed.bytes_per_s == 0)
         speed.bytes_per_s = measured.bytes_per_s;
+    speed.copy_bytes_per_s = measured.copy_bytes_per_s;
+    speed.update_len_per_s = measured.update_len_per_s;
+    speed.nvme_bytes_per_s = measured.nvme_bytes_per_s;
     return r->rank == 0 ? plan_cluster(c, r->device, speed, stdout) : OK;
 }
 
@@ -633,6 +650,8 @@ static Status run_answer(Run *r) {
     Config *c = &r->config;
     if (c->help) {
         config_print_help(stdout);
+    } else if (c->config_help) {
+        deepspeed_print_help(stdout);
     } else if (c->version) {
         puts("zero.c train_gpt 0.1");
     } else {
@@ -666,8 +685,7 @@ static Status run_training(Run *r) {
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train),
                    .predicted = predicted, .saves = c->out ? r->saves : NULL};
     TRY(introduce(&intro, r->log));
-    r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
-                             .warmup = c->warmup, .steps = c->steps};
+    r->schedule = options_schedule(c);
     run_listen();
     if (c->trace)
         TRY(trace_open(r->comm, c->trace));
@@ -687,11 +705,13 @@ static Status run(Run *r, int argc, char **argv) {
     r->rank = r->world.rank;
     r->n_ranks = r->world.size;
     TRY(config_parse(c, argc, argv));
+    if (c->config_file)
+        TRY(deepspeed_read(c, r->rank == 0 ? stderr : NULL));
     run_limit_time(c->max_minutes);
     const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
     if (alone && r->n_ranks > 1)
         return fail_usage("--%s is the work of one rank: leave out mpirun", alone);
-    if (c->help || c->version || (c->print_config && !c->train && !c->plan))
+    if (c->help || c->version || c->config_help || (c->print_config && !c->train && !c->plan))
         return r->rank == 0 ? run_answer(r) : OK;
     if (c->plan) {
         TRY(config_resolve(c, c->ranks, 0));

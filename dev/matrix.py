@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs what test/test_zero_bits.py takes a sample of: every configuration of test/zero_runs.py, compared class by class.
 
-    dev/matrix.sh [--part I/K] [--ranks N] [--again] [--device cudasim]     see dev/matrix.sh
+    dev/matrix.sh [--part I/K] [--ranks N] [--offload] [--again] [--device cudasim]     see dev/matrix.sh
 """
 import argparse
 import collections
@@ -55,6 +55,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="1/1", help="part I of K of the classes")
     parser.add_argument("--ranks", type=int, help="only classes of so many ranks")
+    parser.add_argument("--offload", action="store_true", help="each way to offload instead of what else must not matter")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--device", choices=("cpu", "cudasim"), default="cpu")
     options = parser.parse_args()
@@ -62,7 +63,8 @@ def main():
     if options.again and os.path.exists(RESULTS):
         os.remove(RESULTS)
 
-    classes = [c for c in zero_runs.full_product() if options.ranks in (None, c[0]["ranks"])][part - 1::parts]
+    product = zero_runs.offload_product() if options.offload else zero_runs.full_product()
+    classes = [c for c in product if options.ranks in (None, c[0]["ranks"])][part - 1::parts]
     n = sum(len(configs) for _, configs in classes)
     program = program_id(options.device)
     done = load_done(program)

@@ -4,9 +4,10 @@
 # hour on two cores: a call can be stopped and goes on where it was (build/matrix.jsonl, as long as the program is the
 # same). The last line is a summary with the number of configurations; the exit status is 1 if any differed.
 #
-#   dev/matrix.sh [--part I/K] [--ranks N] [--again] [--device cudasim]
+#   dev/matrix.sh [--part I/K] [--ranks N] [--offload] [--again] [--device cudasim]
 #       --device cudasim: on simulated GPUs, where random and reversed orders of streams, blocks and threads, memory that is
 #       protected from the host, and the race build take the place of delays (some hours)
+#       --offload: each way to offload in each stage instead of what else must not matter
 #   dev/matrix.sh --memory     instead: VmHWM of a rank between the stages of gpt2-124m on four ranks (about 10 GB)
 set -euo pipefail
 cd "$(dirname "$0")/.."

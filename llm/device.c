@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "llm/host_memory.h"
+#include "llm/host_ops.h"
 
 const char *const memory_category_names[MEM_CATEGORIES] = {
     "parameters", "gradients", "optimizer", "activations", "slots", "workspace", "staging", "data",
@@ -29,6 +30,7 @@ Status device_open(const DeviceOptions *options, Device **device_out) {
     device->backend = backend;
     device->kind = options->kind;
     device->memory_limit = options->memory_limit;
+    device->host_threads = options->threads > 0 ? options->threads : host_cores(options->local_size);
     device->host_size = host_memory_size() / (size_t)(options->local_size > 1 ? options->local_size : 1);
     Status status = device->backend->open(device, options);
     if (status != OK) {
@@ -65,6 +67,9 @@ DeviceKind device_kind(const Device *device) {
 }
 int device_threads(const Device *device) {
     return device->threads;
+}
+int device_host_threads(const Device *device) {
+    return device->host_threads;
 }
 const Ops *device_ops(const Device *device) {
     return device->ops;
@@ -136,7 +141,7 @@ Status device_alloc(Device *device, MemoryCategory category, const char *name, s
     void *block = device->backend->memory_alloc(device, bytes);
     if (!block)
         return no_room(device, name, category, bytes);
-    Status status = remember(device, (Allocation){block, bytes, category, name, false});
+    Status status = remember(device, (Allocation){.memory = block, .bytes = bytes, .category = category, .name = name});
     if (status != OK) {
         device->backend->memory_free(device, block, bytes);
         return status;
@@ -156,28 +161,41 @@ void device_free(Device *device, void *memory) {
     device->backend->memory_free(device, memory, allocation.bytes);
 }
 
-Status device_host_alloc(Device *device, const char *name, size_t bytes, void **memory) {
+static size_t *host_account(Device *device, const Allocation *a) {
+    return a->offloaded ? &device->offload_bytes[a->category] : &device->host_bytes;
+}
+
+static Status host_alloc(Device *device, Allocation a, void **memory) {
     *memory = NULL;
-    if (bytes == 0)
+    if (a.bytes == 0)
         return OK;
-    void *block = device->backend->host_alloc(device, bytes);
-    if (!block)
-        return fail("out of host memory for %s (%.1f MB)", name, (double)bytes / 1e6);
-    Status status = remember(device, (Allocation){block, bytes, MEM_STAGING, name, true});
+    a.memory = device->backend->host_alloc(device, a.bytes);
+    if (!a.memory)
+        return fail("out of host memory for %s (%.1f MB)", a.name, (double)a.bytes / 1e6);
+    Status status = remember(device, a);
     if (status != OK) {
-        device->backend->host_free(device, block, bytes);
+        device->backend->host_free(device, a.memory, a.bytes);
         return status;
     }
-    device->host_bytes += bytes;
-    *memory = block;
+    *host_account(device, &a) += a.bytes;
+    *memory = a.memory;
     return OK;
+}
+
+Status device_host_alloc(Device *device, const char *name, size_t bytes, void **memory) {
+    return host_alloc(device, (Allocation){.bytes = bytes, .name = name, .host = true}, memory);
+}
+
+Status device_offload_alloc(Device *device, MemoryCategory category, const char *name, size_t bytes, void **memory) {
+    return host_alloc(
+        device, (Allocation){.bytes = bytes, .category = category, .name = name, .host = true, .offloaded = true}, memory);
 }
 
 void device_host_free(Device *device, void *memory) {
     if (!memory)
         return;
     Allocation allocation = forget(device, memory);
-    device->host_bytes -= allocation.bytes;
+    *host_account(device, &allocation) -= allocation.bytes;
     device->backend->host_free(device, memory, allocation.bytes);
 }
 
@@ -189,6 +207,15 @@ size_t device_peak_bytes(const Device *device, MemoryCategory category) {
 }
 size_t device_host_bytes(const Device *device) {
     return device->host_bytes;
+}
+size_t device_offload_bytes(const Device *device, MemoryCategory category) {
+    return device->offload_bytes[category];
+}
+size_t device_file_bytes(const Device *device) {
+    return device->file_bytes;
+}
+void device_count_file(Device *device, int64_t bytes) {
+    device->file_bytes += (size_t)bytes;
 }
 size_t device_host_bytes_of(const Device *device, const char *name) {
     size_t bytes = 0;

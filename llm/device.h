@@ -3,7 +3,8 @@
 // Memory. Every byte that this program asks of a device comes from device_alloc, which counts it under a category, so that
 // the table the planner predicts and the table the run measures can be compared byte for byte. Memory is zero when it is
 // handed out and aligned to 256 bytes. Nothing is allocated after the first step; device_seal() makes a later allocation
-// an error. Host memory for staging comes from device_host_alloc (pinned, where that means something) and is counted apart.
+// an error. Host memory for staging comes from device_host_alloc (pinned, where that means something) and is counted apart;
+// what is offloaded from the device comes from device_offload_alloc, a second set of accounts with the same categories.
 //
 // Streams. Work on one stream happens in the order it was enqueued; work on different streams is ordered only by events.
 // The functions that enqueue return nothing: the first error of a stream sticks to it, turns later work on it into
@@ -70,12 +71,18 @@ const struct Ops *device_ops(const Device *device);    // the arithmetic of this
 // Fails, naming the tensor, the bytes asked and the table so far, when the device or --device-memory has no room.
 Status device_alloc(Device *device, MemoryCategory category, const char *name, size_t bytes, void **memory);
 void device_free(Device *device, void *memory);  // NULL is fine
+// Zeroed host memory, aligned to 4096 bytes, so that files can be read into it directly (O_DIRECT).
 Status device_host_alloc(Device *device, const char *name, size_t bytes, void **memory);
-void device_host_free(Device *device, void *memory);
+Status device_offload_alloc(Device *device, MemoryCategory category, const char *name, size_t bytes, void **memory);
+void device_host_free(Device *device, void *memory);  // of either
 
 size_t device_bytes(const Device *device, MemoryCategory category);       // allocated now
 size_t device_peak_bytes(const Device *device, MemoryCategory category);  // the most there ever was
-size_t device_host_bytes(const Device *device);
+size_t device_host_bytes(const Device *device);                              // of device_host_alloc
+size_t device_offload_bytes(const Device *device, MemoryCategory category);  // of device_offload_alloc
+size_t device_file_bytes(const Device *device);  // of files that hold what is offloaded, as told by device_count_file
+void device_count_file(Device *device, int64_t bytes);                       // a file grows or (negative) goes
+int device_host_threads(const Device *device);  // that this rank may use for arithmetic on the host
 size_t device_host_bytes_of(const Device *device, const char *name);  // of that name
 size_t device_host_size(const Device *device);  // this rank's share of the memory of its host (or cgroup); 0: not known
 size_t device_memory_size(const Device *device);  // bytes it has for this rank: its share of the host's, on the CPU; 0: not known

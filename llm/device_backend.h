@@ -10,7 +10,7 @@ typedef struct DeviceBackend {
     void (*close)(Device *device);
     void *(*memory_alloc)(Device *device, size_t bytes);           // zeroed, aligned to 256 bytes; NULL: no room
     void (*memory_free)(Device *device, void *memory, size_t bytes);
-    void *(*host_alloc)(Device *device, size_t bytes);             // zeroed
+    void *(*host_alloc)(Device *device, size_t bytes);             // zeroed, aligned to 4096 bytes
     void (*host_free)(Device *device, void *memory, size_t bytes);
     Status (*stream_create)(Device *device, StreamKind kind, const char *name, Stream **stream);
     void (*stream_destroy)(Stream *stream);
@@ -35,7 +35,8 @@ typedef struct Allocation {
     size_t bytes;
     MemoryCategory category;
     const char *name;
-    bool host;
+    bool host;                   // by device_host_alloc or device_offload_alloc
+    bool offloaded;              // by the latter
 } Allocation;
 
 struct Device {
@@ -43,11 +44,12 @@ struct Device {
     const Ops *ops;
     DeviceKind kind;
     char name[160];
-    int threads;
+    int threads, host_threads;
     bool native[3];              // by Dtype
     size_t memory_limit, memory_size, host_size;
     bool sealed;
-    size_t bytes[MEM_CATEGORIES], peak_bytes[MEM_CATEGORIES], host_bytes;
+    size_t bytes[MEM_CATEGORIES], peak_bytes[MEM_CATEGORIES], host_bytes, offload_bytes[MEM_CATEGORIES];
+    size_t file_bytes;
     Allocation *allocations;
     int n_allocations, allocations_room;
     void *scratch;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llm/block_inputs.h"
 #include "llm/blocks.h"
 #include "llm/rope.h"
 
@@ -22,6 +23,7 @@ struct Model {
 
     int32_t *tokens, *targets;        // (rows)
     void **x;                         // layers+1 pointers: input of each block, then the last block's output
+    BlockInputs inputs;               // where x goes from forward to backward
     BlockActs *acts;                  // one a layer; what --recompute does not keep points to the same memory in all
     BlockGrads grads;
     void *x_final;                    // (rows, C) the final norm's output
@@ -119,6 +121,11 @@ static size_t scratch_bytes(Model *m, Device *device) {
     return most;
 }
 
+// Without training nobody looks back at a block's input, and an offloaded one comes back: two buffers in turn.
+static bool has_own_input(const Model *m, int l) {
+    return (m->options.training && !m->options.offload_inputs) || l < INPUT_BUFFERS;
+}
+
 static void all_buffers(Buffers *b, Model *m) {
     const ModelConfig *c = &m->options.config;
     size_t e = dtype_bytes(m->options.dtype), R = (size_t)m->rows, L = (size_t)c->layers;
@@ -127,12 +134,11 @@ static void all_buffers(Buffers *b, Model *m) {
 
     buffer(b, MEM_DATA, "tokens", R * 4, &m->tokens);
     buffer(b, MEM_DATA, "targets", R * 4, &m->targets);
-    // Without training nobody looks back at a block's input: two buffers in turn.
     for (size_t l = 0; l <= L; l++) {
-        if (m->options.training || l < 2)
+        if (has_own_input(m, (int)l))
             buffer(b, MEM_ACTIVATIONS, "block input", R * C * e, &m->x[l]);
         else
-            m->x[l] = m->x[l - 2];
+            m->x[l] = m->x[l - INPUT_BUFFERS];
     }
     BlockActs shared = {0};
     block_buffers(b, m, &shared, NULL, recompute != RECOMPUTE_NONE, recompute == RECOMPUTE_FULL);
@@ -211,6 +217,20 @@ Status model_plan(Device *device, const ModelOptions *options, size_t bytes[MEM_
     return status;
 }
 
+static size_t input_bytes(const ModelOptions *o) {
+    return (size_t)o->batch * (size_t)o->seq_len * (size_t)o->config.channels * dtype_bytes(o->dtype);
+}
+
+size_t model_host_bytes(const ModelOptions *o) {
+    return o->offload_inputs ? block_inputs_host_bytes(o->config.layers, input_bytes(o)) : 0;
+}
+
+void model_take_offloaded(Model *m, int64_t *down, int64_t *up) {
+    *down = m->inputs.bytes_down;
+    *up = m->inputs.bytes_up;
+    m->inputs.bytes_down = m->inputs.bytes_up = 0;
+}
+
 Status model_open(Device *device, Stream *compute, const ModelOptions *options, Model **model_out) {
     *model_out = NULL;
     Model *m = NULL;
@@ -220,6 +240,9 @@ Status model_open(Device *device, Stream *compute, const ModelOptions *options, 
     Buffers b = {.device = device};
     all_buffers(&b, m);
     TRY_GOTO(b.status, failed);
+    if (options->offload_inputs)
+        TRY_GOTO(block_inputs_open(device, compute, options->down, options->up, options->config.layers, input_bytes(options),
+                                   &m->inputs), failed);
     TRY_GOTO(device_reserve_scratch(device, scratch_bytes(m, device)), failed);
     TRY_GOTO(device_host_alloc(device, "decoded token", sizeof *m->decode_token, (void **)&m->decode_token), failed);
     if (m->rope) {
@@ -253,12 +276,13 @@ void model_close(Model *m) {
     for (int l = m->options.config.layers - 1; m->acts && l >= 0; l--)  // what a layer shares with layer 0 is freed with layer 0
         free_block(d, &m->acts[l], l ? &m->acts[0] : &nothing);
     for (int l = 0; m->x && l <= m->options.config.layers; l++)
-        if (m->options.training || l < 2)
+        if (has_own_input(m, l))
             device_free(d, m->x[l]);
     void *rest[] = {m->tokens, m->targets, m->x_final, m->mean_final, m->rstd_final, m->losses, m->grads.dx, m->grads.dmid,
                     m->grads.dwide, m->grads.dnorm, m->logits, m->dlogits, m->rope, m->kv_cache};
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
         device_free(d, rest[i]);
+    block_inputs_close(&m->inputs);
     device_host_free(d, m->decode_token);
     device_host_free(d, m->rope_host);
     forget(m);
@@ -293,10 +317,12 @@ static void block_forward(const BlockContext *c, const void *params, const Block
 }
 
 void model_forward(Model *m, int u, UnitParams params) {
+    block_inputs_write(&m->inputs, u);
     if (u == 0)
         embedding_forward(m, &m->context, params, m->x[0], m->options.seq_len);
     else
         block_forward(&m->context, params.unit, &m->acts[u - 1], m->x[u], FORWARD_ALL);
+    block_inputs_made(&m->inputs, m->x, u);
 }
 
 static void final_norm(Model *m, const BlockContext *c, UnitParams params, const void *x) {
@@ -363,6 +389,7 @@ void model_backward(Model *m, int u, UnitParams params, UnitGrads grads) {
         return;
     }
     BlockActs *a = &m->acts[u - 1];
+    block_inputs_need(&m->inputs, m->x, u - 1);
     if (m->options.recompute == RECOMPUTE_SELECTIVE)
         block_forward(&m->context, params.unit, a, NULL, FORWARD_RECOMPUTE_CHEAP);
     else if (m->options.recompute == RECOMPUTE_FULL)

@@ -15,7 +15,7 @@
 //     none        everything
 //     selective   block input, QKV, attention output and log-sum-exp, the sum after the attention's projection, and the
 //                 first feed-forward product; norms and GELU/SwiGLU are computed again
-//     full        the block input alone; the block's forward runs again
+//     full        the block input alone; the block's forward runs again. It may leave the device (llm/block_inputs.h)
 // A value from which a recompute starts is stored, rounded, before its first use in every mode, so all three give the same bits.
 #ifndef LLM_MODEL_H
 #define LLM_MODEL_H
@@ -82,13 +82,20 @@ typedef struct ModelOptions {
     int64_t head_chunk;     // rows of logits at a time; 0: default
     bool sampling;          // allocate the KV cache
     bool training;          // false: forward only
+    bool offload_inputs;    // training with RECOMPUTE_FULL: block inputs spend the time until backward in host memory
+    Stream *down, *up;      // for that: streams that copy
 } ModelOptions;
 
 // Device bytes that model_open will ask for, by category (activations, workspace, data). Allocates nothing on the device.
 Status model_plan(Device *device, const ModelOptions *options, size_t bytes[MEM_CATEGORIES]);
 
+size_t model_host_bytes(const ModelOptions *options);  // that are offloaded (MEM_ACTIVATIONS)
+
 Status model_open(Device *device, Stream *compute, const ModelOptions *options, Model **model);
 void model_close(Model *model);  // NULL is fine
+
+// Bytes of activations that went to host memory, and came back, since the last call.
+void model_take_offloaded(Model *model, int64_t *down, int64_t *up);
 
 // Upload a micro-batch: tokens and targets (B·T) host int32; a negative target is not counted.
 void model_set_batch(Model *model, const int32_t *tokens, const int32_t *targets);

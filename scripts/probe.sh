@@ -52,6 +52,11 @@ void f(void) { cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 0, 0, 0, 0
     if [ $onednn = 0 ]; then yes "OpenBLAS: matmul in fp32"; cflags="$cflags -DHAVE_OPENBLAS"; libs="$libs -lopenblas"; fi
 elif [ $onednn = 0 ]; then need "a matmul library: oneDNN 2 (libdnnl-dev) or OpenBLAS (libopenblas-dev)"; fi
 
+if links '#include <liburing.h>
+void f(struct io_uring *r) { io_uring_queue_init(8, r, 0); }' -luring; then
+    yes "liburing: --offload-optimizer nvme"; cflags="$cflags -DHAVE_LIBURING"; libs="$libs -luring"
+else no "liburing (package liburing-dev): offload to NVMe goes through threads"; fi
+
 mpi=0
 if [ "$MPI" != 0 ] && command -v mpicc >/dev/null 2>&1; then
     # mpicc's own flags, without the C++ and Fortran wrappers' extras

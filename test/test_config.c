@@ -93,7 +93,7 @@ static void messages(void **state) {
     assert_fails(parse_line(&c, "--zreo=1"), "did you mean \"--zero\"?");
     assert_fails(parse_line(&c, "--completely-else 3"), "unknown option --completely-else; --help");
     assert_fails(parse_line(&c, "--arch gpt2"), "unknown option --arch");  // derived, not an option
-    assert_fails(parse_line(&c, "--offload-optimizer cpu"), "unknown option --offload-optimizer");
+    assert_fails(parse_line(&c, "--offload-optimizer gpu"), "--offload-optimizer takes none|cpu|nvme, not \"gpu\"");
     assert_fails(parse_line(&c, "--dtype bf61"), "--dtype takes fp32|bf16|fp16, not \"bf61\" (did you mean \"bf16\"?)");
     assert_fails(parse_line(&c, "--dtype bf"), "--dtype takes fp32|bf16|fp16, not \"bf\"");
     assert_fails(parse_line(&c, "--schedule cosin"), "did you mean \"cosine\"?");
@@ -129,6 +129,20 @@ static void ignored_options_are_refused(void **state) {
     assert_fails(resolve_line(&c, "--plan --params 7e9 --model llama2-7b", 1, 0), "--model");
     assert_fails(resolve_line(&c, "--plan --params 7e9 --flops 1T", 1, 0), "--flops has no effect here");
     assert_fails(resolve_line(&c, "--keep 3", 1, 0), "--out");
+    assert_fails(resolve_line(&c, "--nvme-path /tmp", 1, 0), "--offload-optimizer or --offload-params nvme");
+    assert_fails(resolve_line(&c, "--offload-optimizer nvme", 1, 0), "needs --nvme-path");
+    assert_fails(resolve_line(&c, "--offload-optimizer cpu", 2, 0), "--zero 0 on 2 ranks would keep and update 2 copies");
+    assert_fails(resolve_line(&c, "--offload-params cpu --zero 3", 2, 0), "needs --offload-optimizer cpu or nvme");
+    assert_fails(resolve_line(&c, "--offload-optimizer cpu --offload-params cpu --zero 2", 2, 0), "needs --zero 3");
+    assert_fails(resolve_line(&c, "--offload-activations --recompute selective", 1, 0), "needs --recompute full");
+    assert_ok(resolve_line(&c, "--offload-optimizer cpu", 1, 0));
+    assert_ok(resolve_line(&c, "--offload-optimizer cpu --offload-params nvme --nvme-path x --zero 3", 2, 0));
+    assert_ok(resolve_line(&c, "--plan --offload-optimizer nvme --ranks 8", 8, 0));
+    assert_fails(resolve_line(&c, "--warmup-min-lr 0", 1, 0), "--schedule WarmupLR");
+    assert_fails(resolve_line(&c, "--schedule WarmupDecayLR --min-lr 0", 1, 0), "decays to it");
+    assert_fails(resolve_line(&c, "--loss-scale-window 9", 1, 0), "--dtype fp16 without --loss-scale");
+    assert_fails(resolve_line(&c, "--dtype fp16 --loss-scale 8 --loss-scale-min 2", 1, 0), "--dtype fp16 without");
+    assert_fails(resolve_line(&c, "--dtype fp16 --loss-scale-min 2 --loss-scale-init 1", 1, 0), "is below --loss-scale-min");
     assert_ok(resolve_line(&c, "--optimizer sgd --momentum 0.5 --schedule wsd --wsd-decay 0.2 --out x --keep 1", 1, 0));
     assert_ok(resolve_line(&c, "--plan --params 7e9 --ranks 8", 8, 0));
 }

@@ -14,7 +14,7 @@ import unittest
 import numpy as np
 
 import zero_formulas
-from zero_runs import MODELS, SMALL, STAGES, in_parallel, launch, make_data, mpirun
+from zero_runs import MODELS, SMALL, STAGES, WAYS, in_parallel, launch, make_data, mpirun, offload_flags
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SIM = os.path.join(ROOT, "build", "cudasim")
@@ -93,7 +93,7 @@ class Training(unittest.TestCase):
             self.assertEqual({name: step["device_bytes"][name] for name in memory}, memory)
 
     # What must not change a bit takes turns; each of a class's four runs has another stage.
-    VARIANTS = [["--overlap", "off", "--recompute", "full"], ["--recompute", "selective"], ["--head-chunk", "5"],
+    VARIANTS = [["--overlap", "off", "--recompute", "full"], ["--recompute", "selective"], [],
                 ["--recompute", "full"], ["--overlap", "off"]]
     CLASSES = [(1, "llama", ["--dtype", "bf16"]), (2, "gpt2", ["--dtype", "fp32"]),
                (2, "llama", ["--dtype", "bf16", "--grad-dtype", "param", "--reduce-dtype", "param", "--tie", "on"]),
@@ -133,6 +133,21 @@ class Training(unittest.TestCase):
             tolerance = {"fp32": 1e-5, "bf16": 2e-2}[case[1]]
             np.testing.assert_allclose(self.losses(cuda), self.losses(cpu), rtol=tolerance, err_msg=str(case))
 
+    def test_offload(self):
+        # The same bits, with streams in random orders and memory of the device protected from the host. The race build does not
+        # see what the CPU's kernels write, so it has nothing to say here.
+        ways = [WAYS[0], ("cpu", "none"), ("nvme", "cpu"), ("cpu", "nvme")]
+
+        def run(way):
+            return self.run_well(2, "gpt2", "--dtype", "bf16", "--zero", "3", "--grad-accum", "2", "--recompute", "full",
+                                 *offload_flags(way, self.root, activations=way != WAYS[0]), name="-".join(way),
+                                 seed=ways.index(way), order="random", protect=1)
+
+        runs = in_parallel(run, ways)
+        for way, one in zip(ways, runs):
+            self.assertEqual(one.hashes, runs[0].hashes, way)
+            self.assertEqual(one.events("start")[0]["ranks_as_predicted"], 2, way)
+
     def test_no_races(self):
         def run(stage):
             self.run_well(2, ("gpt2", "llama")[stage % 2], "--dtype", "bf16", "--zero", str(stage), "--steps", "2",
@@ -169,8 +184,7 @@ class Training(unittest.TestCase):
     def test_faults(self):
         broken = self.run_ranks(2, "gpt2", "--zero", "3", nccl_fail=9)
         self.assertNotEqual(broken.code, 0)
-        self.assertRegex(broken.error, r"rank \d: (all_gather|reduce_scatter) of unit \d.* failed: remote process exited")
-        self.assertEqual(broken.error.count("rank "), 1, broken.error)
+        self.assertRegex(broken.error, r"rank \d: (all_gather|reduce_scatter) of unit \d in step 1 failed: remote process exited")
         few = self.run_ranks(2, "gpt2", devices=1)
         self.assertNotEqual(few.code, 0)
         self.assertIn("2 ranks on this host, but 1 GPU", few.error)

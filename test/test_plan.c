@@ -39,7 +39,13 @@ static void textbook(void **state) {
 }
 
 // Three ranks, three blocks: unit lengths are multiples of 64 · 3.
+static UnitLayout three_units[] = {{.full_len = 192 * 10, .shard_len = 64 * 10},
+                                   {.full_len = 192 * 5, .shard_len = 64 * 5},
+                                   {.full_len = 192 * 5, .shard_len = 64 * 5},
+                                   {.full_len = 192 * 5, .shard_len = 64 * 5},
+                                   {.full_len = 192 * 2, .shard_len = 64 * 2}};
 static const Layout three_ranks = {.n_units = 5,
+                                   .units = three_units,
                                    .n_ranks = 3,
                                    .group = 3,
                                    .n_params = 5000,
@@ -47,7 +53,7 @@ static const Layout three_ranks = {.n_units = 5,
                                    .shard_len = 64 * 27,
                                    .max_block_len = 192 * 5,
                                    .ends_len = 192 * 10};
-static const PlanChoice as_given = {NULL, 0, {[MEM_ACTIVATIONS] = 1000, [MEM_WORKSPACE] = 200, [MEM_DATA] = 30}};
+static const PlanChoice as_given = {.bytes = {[MEM_ACTIVATIONS] = 1000, [MEM_WORKSPACE] = 200, [MEM_DATA] = 30}};
 
 static void exact_bytes(void **state) {
     (void)state;
@@ -93,7 +99,7 @@ static void exact_bytes(void **state) {
         Plan plan;
         plan_compute(&in, &plan);
         for (int stage = 0; stage < PLAN_STAGES; stage++) {
-            const size_t *bytes = plan.bytes[stage], *expected = cases[i].expected[stage];
+            const size_t *bytes = plan.bytes[stage].device, *expected = cases[i].expected[stage];
             assert_int_equal(bytes[MEM_PARAMETERS], expected[0]);
             assert_int_equal(bytes[MEM_GRADIENTS], expected[1]);
             assert_int_equal(bytes[MEM_OPTIMIZER], expected[2]);
@@ -127,8 +133,8 @@ static void one_block_has_one_slot(void **state) {
                     .n_choices = 1};
     Plan plan;
     plan_compute(&in, &plan);
-    assert_int_equal(plan.bytes[3][MEM_SLOTS], (320 + 192) * (2 + 4));
-    assert_int_equal(plan.bytes[1][MEM_SLOTS], 0);
+    assert_int_equal(plan.bytes[3].device[MEM_SLOTS], (320 + 192) * (2 + 4));
+    assert_int_equal(plan.bytes[1].device[MEM_SLOTS], 0);
 }
 
 static void input_from_config(void **state) {
@@ -197,9 +203,9 @@ static void printed_table(void **state) {
 static void advice_is_the_cheapest_change(void **state) {
     (void)state;
     const PlanChoice choices[] = {
-        {NULL, 0, {[MEM_ACTIVATIONS] = 100000}},
-        {"--recompute selective", 0.05, {[MEM_ACTIVATIONS] = 60000}},
-        {"--recompute full", 0.33, {[MEM_ACTIVATIONS] = 10000}},
+        {.bytes = {[MEM_ACTIVATIONS] = 100000}},
+        {"--recompute selective", 0.05, {[MEM_ACTIVATIONS] = 60000}, 0},
+        {"--recompute full", 0.33, {[MEM_ACTIVATIONS] = 10000}, 0},
     };
     PlanInput in = {.layout = &three_ranks,
                     .n_params = 5000,
@@ -207,6 +213,7 @@ static void advice_is_the_cheapest_change(void **state) {
                     .group = 3,
                     .dtype = DTYPE_BF16,
                     .grad_dtype = DTYPE_BF16,
+                    .offload = {.nvme_buffer = 1 << 16},
                     .choices = choices,
                     .n_choices = 3};
     Plan plan;
@@ -223,11 +230,48 @@ static void advice_is_the_cheapest_change(void **state) {
     assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 1 --recompute selective");
     in.device_memory = plan.total[1] - 80000;
     assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 1 --recompute full");
+    in.device_memory = 56000;  // without offload the least is 59920 B, with --zero 2 --recompute full
+    assert_fails(plan_check(&in, &plan), "the cheapest change that fits: --zero 1 --recompute full --offload-optimizer cpu");
     in.device_memory = 1000;
-    assert_fails(plan_check(&in, &plan), "the least is 59920 B with --zero 2 --recompute full: take more ranks");
+    assert_fails(plan_check(&in, &plan), " with --zero 3 --recompute full --offload-optimizer cpu --offload-params cpu: take more");
+    in.offload = (OffloadOptions){.optimizer = OFFLOAD_CPU, .state_kinds = 3};  // what is asked for stays
     in.stage = 2;
     in.n_choices = 1;
     assert_fails(plan_check(&in, &plan), "nothing here needs less");
+}
+
+// Gradients' shards, master weights and moments leave the device; stage 0 of many ranks keeps them.
+static void offloaded_bytes(void **state) {
+    (void)state;
+    const size_t full = 192 * 27, shard = 64 * 27, longest = 64 * 10;
+    PlanInput in = {.layout = &three_ranks, .n_params = 5000, .n_ranks = 3, .group = 3, .dtype = DTYPE_BF16,
+                    .grad_dtype = DTYPE_FP32, .choices = &as_given, .n_choices = 1,
+                    .offload = {.optimizer = OFFLOAD_CPU, .params = OFFLOAD_CPU, .state_kinds = 3, .nvme_buffer = 1 << 16}};
+    Plan plan;
+    plan_compute(&in, &plan);
+    assert_int_equal(plan.bytes[0].device[MEM_OPTIMIZER], full * 12);
+    assert_int_equal(plan.bytes[0].host[MEM_OPTIMIZER], 0);
+    for (int stage = 1; stage < PLAN_STAGES; stage++) {
+        const PlanBytes *b = &plan.bytes[stage];
+        assert_int_equal(b->device[MEM_OPTIMIZER], 0);
+        assert_int_equal(b->device[MEM_GRADIENTS], stage == 1 ? full * 4 : 0);
+        assert_int_equal(b->device[MEM_PARAMETERS], stage == 3 ? 0 : full * 2);
+        assert_int_equal(b->device[MEM_STAGING], (stage >= 2 ? 2 * longest * 4 : 0) + (stage == 3 ? 2 * longest * 2 : 0));
+        assert_int_equal(b->host[MEM_OPTIMIZER], shard * 12);
+        assert_int_equal(b->host[MEM_GRADIENTS], shard * 4);
+        assert_int_equal(b->host[MEM_PARAMETERS], stage == 3 ? shard * 2 : 0);
+        assert_int_equal(b->nvme, 0);
+    }
+    in.offload.optimizer = in.offload.params = OFFLOAD_NVME;
+    plan_compute(&in, &plan);
+    assert_int_equal(plan.bytes[3].host[MEM_OPTIMIZER], 0);
+    assert_int_equal(plan.bytes[3].nvme, 5 * 3 * 2048 * 4 + 5 * 4096);  // each unit is one padded record, and one block
+    in.layout = NULL;  // model states alone
+    in.n_choices = 0;
+    in.n_params = 6000;
+    plan_compute(&in, &plan);
+    assert_int_equal(plan.total[3], 0);
+    assert_int_equal(plan.bytes[3].nvme, 2000 * 14);
 }
 
 static void how_to_save(void **state) {
@@ -280,7 +324,7 @@ static void how_to_save(void **state) {
 
 static void predicted_beside_measured(void **state) {
     (void)state;
-    PlanBytes predicted = {.bytes = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}, .snapshot = 5000};
+    PlanBytes predicted = {.device = {[MEM_PARAMETERS] = 1234567, [MEM_DATA] = 100}, .snapshot = 5000};
     PlanBytes measured = predicted;
     char *text;
     size_t bytes;
@@ -288,8 +332,8 @@ static void predicted_beside_measured(void **state) {
     assert_true(plan_print_measured(&predicted, &measured, file));
     fflush(file);
     assert_non_null(strstr(text, "1,234,667         1,234,667\n"));
-    measured.bytes[MEM_DATA] = 1100;
-    measured.bytes[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
+    measured.device[MEM_DATA] = 1100;
+    measured.device[MEM_PARAMETERS] -= 1000;  // equal totals do not hide unequal rows
     assert_false(plan_print_measured(&predicted, &measured, file));
     measured = predicted;
     measured.snapshot += 1;
@@ -310,6 +354,7 @@ int main(void) {
         cmocka_unit_test(input_from_config),
         cmocka_unit_test(printed_table),
         cmocka_unit_test(advice_is_the_cheapest_change),
+        cmocka_unit_test(offloaded_bytes),
         cmocka_unit_test(how_to_save),
         cmocka_unit_test(predicted_beside_measured),
     };

@@ -116,7 +116,7 @@ static char *print_cluster(const char *line, ClusterSpeed speed) {
 static void cluster_of_a_model(void **state) {
     (void)state;
     char *text = print_cluster("--plan --model gpt2-124m --ranks 8 --device-memory 8G --micro-batch 4 --dtype bf16 --grad-dtype "
-                               "param --reduce-dtype param --seq-len 256", (ClusterSpeed){1e12, 1.25e9});
+                               "param --reduce-dtype param --seq-len 256", (ClusterSpeed){.flops = 1e12, .bytes_per_s = 1.25e9});
     static const char *const parts[] = {"a rank computes at 1 TFLOP/s", "it sends 10 Gbit/s", "tokens/s", "largest --micro-batch",
                                         "Recommended: --zero 0, the lowest stage that leaves 20% of 8.00 GB free"};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)

@@ -89,9 +89,44 @@ def full_product():
         yield bits, [{**bits, **next(variant), "stage": stage} for stage in STAGES]
 
 
+# Ways to offload optimizer and parameters; the latter goes with stage 3.
+WAYS = [("none", "none"), ("cpu", "none"), ("nvme", "none"), ("cpu", "cpu"), ("cpu", "nvme"), ("nvme", "cpu"), ("nvme", "nvme")]
+
+
+def offload_product():
+    """The classes of full_product with one to three ranks, each way to offload in each stage that it goes with, for
+    dev/matrix.py --offload: the first of each class runs without."""
+    turns = itertools.cycle(itertools.product(["on", "off"], [False, True], ["hooks", "delays", "threads"], [False, "on", "off"]))
+    for bits, _ in full_product():
+        if bits["ranks"] > 3:
+            continue
+        runs = []
+        for stage, way in itertools.product(STAGES, WAYS):
+            if (stage == 0 and bits["ranks"] > 1 and way != WAYS[0]) or (stage < 3 and way[1] != "none"):
+                continue
+            overlap, activations, faults, resume = next(turns)
+            plain = way == WAYS[0]
+            runs.append({**bits, "stage": stage, "way": way, "overlap": overlap, "activations": activations and not plain,
+                         "recompute": "full" if activations else "none", "faults": "hooks" if plain else faults,
+                         "resume": False if plain else resume, "chunk": None})
+        yield bits, runs
+
+
 def same_bits(bits, stage):
     """Stages that must agree have the same key: all with one micro-batch, else 0 with 1 and 2 with 3."""
     return 0 if bits["accum"] == 1 else stage // 2
+
+
+def offload_flags(way, nvme_path, activations=False):
+    """Options of one of WAYS. Small requests, so that each unit has several tiles."""
+    result = []
+    if way[0] != "none":
+        result += ["--offload-optimizer", way[0]]
+    if way[1] != "none":
+        result += ["--offload-params", way[1]]
+    if "nvme" in way:
+        result += ["--nvme-path", nvme_path, "--nvme-buffer", "64Ki"]
+    return result + (["--offload-activations"] if activations else [])
 
 
 def flags(config):
@@ -107,9 +142,14 @@ def flags(config):
 
 
 def environment(config):
+    result = {}
     if config["faults"] == "delays":
-        return {"ZERO_HOOK_DELAY_US": "200", "ZERO_TEST_COMM_DELAY_US": "200"}
-    return {}
+        result = {"ZERO_HOOK_DELAY_US": "200", "ZERO_TEST_COMM_DELAY_US": "200"}
+    if config["faults"] == "threads":  # instead of io_uring
+        result = {"ZERO_HOOK_IO_THREADS": "1"}
+    if config.get("skip"):  # one step's gradients are not finite
+        result["ZERO_HOOK_GRADIENT"] = "0 1 4 1 0 inf"
+    return result
 
 
 # On simulated GPUs the simulator's orders and its race build take the place of hooks and delays.
@@ -123,7 +163,7 @@ def program_of(config, device):
     """Program, environment, steps and further arguments for a configuration on a device: "cpu" or "cudasim"."""
     if device == "cpu":
         return PROGRAM if config["faults"] == "none" else HOOKS, environment(config), STEPS, []
-    mode, env = SIMULATED[config["faults"]]
+    mode, env = SIMULATED.get(config["faults"], SIMULATED["none"])
     env = {**env, "CUDASIM_SEED": str(zlib.crc32(json.dumps(config, sort_keys=True).encode()))}
     return os.path.abspath(f"build/cudasim/{mode}/train_gpt"), env, SIMULATED_STEPS, ["--device", "cuda"]
 
@@ -146,14 +186,18 @@ def run_config(config, train, out, device="cpu"):
     """Run a configuration, with a stop and a resume in another stage on the way if it says so."""
     program, env, steps, more = program_of(config, device)
     arguments = flags(config) + ["--train", train, "--out", out, "--steps", str(steps)] + more
+    offload = offload_flags(config.get("way", WAYS[0]), os.path.dirname(train), config.get("activations", False))
     if config["resume"]:
+        # The first half in another stage, or without offload; the second with it, or the other way round.
         other = config["stage"] ^ 1 if config["accum"] > 1 else 3 - config["stage"]
-        first = launch(mpirun(config["ranks"], [program] + arguments + [
-            "--zero", str(other), "--stop-at", str(steps // 2), "--checkpoint-every", str(steps // 2)]), out, env)
+        first_half = offload if config["resume"] == "off" else ["--zero", str(other)]
+        offload = [] if config["resume"] == "off" else offload
+        first = launch(mpirun(config["ranks"], [program] + arguments + first_half + [
+            "--stop-at", str(steps // 2), "--checkpoint-every", str(steps // 2)]), out, env)
         if first.code != 0:
             return first
         arguments += ["--checkpoint-every", str(steps)]
-    return launch(mpirun(config["ranks"], [program] + arguments), out, env)
+    return launch(mpirun(config["ranks"], [program] + arguments + offload), out, env)
 
 
 def in_parallel(function, items):

@@ -13,6 +13,14 @@ typedef struct GradSlot {
     Event *released;   // the reduction has read it (reduce stream)
 } GradSlot;
 
+// A buffer on the device in which a shard is reduced whose place is in host memory (stages 2, 3).
+typedef struct ShardStaging {
+    void *memory;
+    Event *here;       // the sum so far has come up (up stream)
+    Event *reduced;    // the sum is complete (reduce stream)
+    Event *released;   // it is in host memory (down stream)
+} ShardStaging;
+
 struct Grads {
     Device *device;
     const Layout *layout;
@@ -20,10 +28,14 @@ struct Grads {
     Stream *compute, *reduce;
     ZeroOptions options;
     void *memory;             // stages 0, 1: every unit; stages 2, 3: the own shard of every unit. In grad_dtype.
+    Offload *offload;
+    void *host;               // offloaded optimizer: the own shard of every unit, in host memory. In grad_dtype.
+    ShardStaging stagings[GRADS_STAGINGS];
+    int staging;              // the one that is used next
     bool slots_used;          // false: gradients are formed in `memory` itself
     GradSlot slots[N_SLOTS];
     Event *formed;            // the unit's backward is done (compute stream)
-    Event **reduced;          // the unit's reduction is done (reduce stream)
+    Event **reduced;          // the unit's reduced gradient is at its place (reduce stream; offloaded: down stream)
     bool first, last;         // of the step's micro-batches
     char (*names)[16];
     GradsInspect inspect;     // NULL: nobody looks
@@ -69,13 +81,28 @@ static Status open_slots(Grads *g) {
     return OK;
 }
 
+static Status open_host_shards(Grads *g) {
+    size_t e = dtype_bytes(g->options.grad_dtype);
+    TRY(device_offload_alloc(g->device, MEM_GRADIENTS, "gradient shards", (size_t)g->layout->shard_len * e, &g->host));
+    int64_t longest = layout_longest_shard(g->layout);
+    for (int i = 0; i < GRADS_STAGINGS && sharded(g); i++) {
+        ShardStaging *s = &g->stagings[i];
+        TRY(device_alloc(g->device, MEM_STAGING, "reduced shard", (size_t)longest * e, &s->memory));
+        TRY(event_create(g->device, &s->here));
+        TRY(event_create(g->device, &s->reduced));
+        TRY(event_create(g->device, &s->released));
+    }
+    return OK;
+}
+
 Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *reduce, ZeroOptions options,
-                  Grads **grads) {
+                  Offload *offload, Grads **grads) {
     *grads = NULL;
     Grads *g = calloc(1, sizeof *g);
     if (!g)
         return fail("out of host memory");
-    *g = (Grads){.device = device, .layout = layout, .comm = comm, .compute = compute, .reduce = reduce, .options = options};
+    *g = (Grads){.device = device, .layout = layout, .comm = comm, .compute = compute, .reduce = reduce,
+                 .options = options, .offload = offload};
     Status status = OK;
     g->slots_used = sharded(g) || options.grad_dtype != DTYPE_FP32;
     g->reduced = calloc((size_t)layout->n_units, sizeof *g->reduced);
@@ -89,9 +116,12 @@ Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *comp
         TRY_GOTO(event_create(device, &g->reduced[u]), failed);
     }
     TRY_GOTO(event_create(device, &g->formed), failed);
-    int64_t len = sharded(g) ? layout->shard_len : layout->full_len;
-    size_t bytes = (size_t)len * dtype_bytes(options.grad_dtype);
-    TRY_GOTO(device_alloc(device, MEM_GRADIENTS, "gradients", bytes, &g->memory), failed);
+    size_t e = dtype_bytes(options.grad_dtype);
+    size_t bytes = (size_t)(sharded(g) ? layout->shard_len : layout->full_len) * e;
+    if (offload_optimizer(offload))
+        TRY_GOTO(open_host_shards(g), failed);
+    if (!sharded(g) || !g->host)
+        TRY_GOTO(device_alloc(device, MEM_GRADIENTS, "gradients", bytes, &g->memory), failed);
     if (!sharded(g))
         TRY_GOTO(comm_register(comm, g->memory, bytes), failed);
     if (g->slots_used)
@@ -111,6 +141,13 @@ void grads_close(Grads *g) {
         if (i != SLOT_TIED_NORM)
             release(g, g->slots[i].memory);
     }
+    for (int i = 0; i < GRADS_STAGINGS; i++) {
+        event_destroy(g->stagings[i].here);
+        event_destroy(g->stagings[i].reduced);
+        event_destroy(g->stagings[i].released);
+        device_free(g->device, g->stagings[i].memory);
+    }
+    device_host_free(g->device, g->host);
     release(g, g->memory);
     event_destroy(g->formed);
     for (int u = 0; g->reduced && u < g->layout->n_units; u++)
@@ -124,6 +161,16 @@ static char *at(const Grads *g, int64_t element) {
     return (char *)g->memory + (size_t)element * dtype_bytes(g->options.grad_dtype);
 }
 
+static size_t shard_bytes(const Grads *g, int u) {
+    return (size_t)g->layout->units[u].shard_len * dtype_bytes(g->options.grad_dtype);
+}
+
+// The place of the own shard of unit u in host memory, or stages 2, 3 without offload: on the device.
+static char *shard_place(const Grads *g, int u) {
+    return (char *)(g->host ? g->host : g->memory) +
+           (size_t)g->layout->units[u].shard_offset * dtype_bytes(g->options.grad_dtype);
+}
+
 // Tests: the last step's sums must not be read in this step. Gaps of gradients that are formed in place are zero and
 // stay zero.
 static void poison_sums(Grads *g) {
@@ -131,10 +178,10 @@ static void poison_sums(Grads *g) {
         const UnitLayout *unit = &g->layout->units[u];
         if (!g->slots_used)
             hook_poison_tensors(g->compute, &unit->spec, at(g, unit->full_offset), g->options.grad_dtype);
-        else if (sharded(g))
-            hook_poison(g->compute, at(g, unit->shard_offset), (size_t)unit->shard_len * dtype_bytes(g->options.grad_dtype));
-        else
+        else if (!sharded(g))
             hook_poison(g->compute, at(g, unit->full_offset), (size_t)unit->full_len * dtype_bytes(g->options.grad_dtype));
+        if (sharded(g) || g->host)
+            hook_poison(g->compute, shard_place(g, u), shard_bytes(g, u));
     }
 }
 
@@ -183,6 +230,24 @@ UnitGrads grads_acquire(Grads *g, int u) {
     return grads;
 }
 
+// Stages 2, 3, offloaded: the shard's sum so far comes up, is added to, and goes down again. It went down at least three
+// reductions ago, and the staging buffer's last use, which the copy up waits for, was two ago on the same stream.
+static void reduce_to_host(Grads *g, int u, const float *formed) {
+    ShardStaging *s = &g->stagings[g->staging];
+    g->staging = (g->staging + 1) % GRADS_STAGINGS;
+    stream_wait(g->offload->up, s->released);
+    if (!g->first)
+        offload_copy_up(g->offload, s->memory, shard_place(g, u), shard_bytes(g, u));
+    event_record(s->here, g->offload->up);
+    stream_wait(g->reduce, s->here);
+    comm_reduce_scatter(g->comm, g->reduce, g->names[u], s->memory, g->options.grad_dtype, formed,
+                        g->layout->units[u].shard_len, g->options.reduce_dtype, !g->first);
+    event_record(s->reduced, g->reduce);
+    stream_wait(g->offload->down, s->reduced);
+    offload_copy_down(g->offload, shard_place(g, u), s->memory, shard_bytes(g, u));
+    event_record(s->released, g->offload->down);
+}
+
 void grads_reduce(Grads *g, int u) {
     const Ops *ops = device_ops(g->device);
     const UnitLayout *unit = &g->layout->units[u];
@@ -199,8 +264,10 @@ void grads_reduce(Grads *g, int u) {
     event_record(g->formed, g->compute);
     stream_wait(g->reduce, g->formed);
     trace_begin(g->reduce, travels ? "reduce unit" : "add unit", u);
-    if (sharded(g)) {
-        comm_reduce_scatter(g->comm, g->reduce, g->names[u], at(g, unit->shard_offset), dtype, formed, unit->shard_len,
+    if (sharded(g) && g->host) {
+        reduce_to_host(g, u, formed);
+    } else if (sharded(g)) {
+        comm_reduce_scatter(g->comm, g->reduce, g->names[u], shard_place(g, u), dtype, formed, unit->shard_len,
                             g->options.reduce_dtype, !g->first);
     } else {
         void *buffer = at(g, unit->full_offset);
@@ -224,13 +291,21 @@ void grads_reduce(Grads *g, int u) {
         hook_poison_tensors(g->reduce, &unit->spec, formed, DTYPE_FP32);
         event_record(slot_of(g, u)->released, g->reduce);
     }
-    if (g->last)
-        event_record(g->reduced[u], g->reduce);
+    if (!g->last)
+        return;
+    event_record(g->reduced[u], g->reduce);
+    if (g->host && !sharded(g)) {
+        stream_wait(g->offload->down, g->reduced[u]);
+        offload_copy_down(g->offload, shard_place(g, u), at(g, unit->full_offset + g->layout->shard * unit->shard_len),
+                          shard_bytes(g, u));
+    }
+    if (g->host)
+        event_record(g->reduced[u], g->offload->down);
 }
 
 const void *grads_shard(const Grads *g, int u, int shard) {
     const UnitLayout *unit = &g->layout->units[u];
-    return sharded(g) ? at(g, unit->shard_offset) : at(g, unit->full_offset + shard * unit->shard_len);
+    return sharded(g) || g->host ? shard_place(g, u) : at(g, unit->full_offset + shard * unit->shard_len);
 }
 
 void grads_wait(Grads *g, int u) {

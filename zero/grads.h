@@ -9,6 +9,10 @@
 // Slots as in zero/params.h: two for blocks, one for units 0 and L+1; `ready` is recorded on the compute stream after the
 // unit's backward, `released` after the reduction has read the slot.
 // The reduced gradient is always the rank's own shard (stage 0: every rank's); it is not yet divided by the loss scale.
+//
+// Where the optimizer is offloaded, the own shards live in host memory. Each goes down as its reduction ends: in stages 0, 1
+// from its place in the buffer for all units; in stages 2, 3 from a staging buffer on the device, into which the sum of
+// the micro-batches before has come up for the reduction to add to. The two of them take turns.
 #ifndef ZERO_GRADS_H
 #define ZERO_GRADS_H
 
@@ -16,8 +20,10 @@
 
 typedef struct Grads Grads;
 
+enum { GRADS_STAGINGS = 2 };  // shards that are reduced on the device while their place is in host memory
+
 Status grads_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *reduce, ZeroOptions options,
-                  Grads **grads);
+                  Offload *offload, Grads **grads);
 void grads_close(Grads *grads);
 
 void grads_begin_micro_batch(Grads *grads, bool first, bool last);    // of the step: first overwrites, last completes it
@@ -29,9 +35,10 @@ void grads_reduce(Grads *grads, int u);                               // the uni
 typedef void (*GradsInspect)(void *context, int u, const float *gradient);
 void grads_inspect(Grads *grads, GradsInspect inspect, void *context);
 
-// After the last micro-batch: the reduced gradient of shard s of unit u (stages 1–3: the own shard only).
+// After the last micro-batch: the reduced gradient of shard s of unit u (stages 1–3: the own shard only), in device
+// memory, or in host memory where the optimizer is offloaded.
 const void *grads_shard(const Grads *grads, int u, int shard);
-void grads_wait(Grads *grads, int u);                                 // the compute stream waits for unit u's reduction
+void grads_wait(Grads *grads, int u);                                 // the compute stream waits until it is there
 Dtype grads_dtype(const Grads *grads);
 
 #endif

@@ -5,20 +5,41 @@
 #include <string.h>
 
 #include "llm/model.h"
+#include "zero/options.h"
 #include "zero/saver.h"
 #include "zero/traffic.h"
 
 // The bytes that a rank will send in a step, by our formula and by the textbook's, for the log.
 static Status predict_traffic(const Intro *r, cJSON *fields) {
     TrafficInput input = {.layout = r->layout, .shape = comm_shape(r->comm), .zero = r->zero,
-                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap};
+                          .grad_accum = r->config->grad_accum, .overlap = r->config->overlap,
+                          .offload = options_offload(r->config, 0),
+                          .input_bytes = options_input_bytes(r->config)};
     Traffic traffic;
     TRY(traffic_predict(&input, &traffic));
     cJSON *sent = cJSON_AddObjectToObject(fields, "predicted_bytes_sent");
     for (int k = 0; k < COMM_HOST_VALUES; k++)
         cJSON_AddNumberToObject(sent, collective_names[k], (double)traffic.bytes[k]);
+    cJSON *moved = cJSON_AddObjectToObject(fields, "predicted_offload");
+    cJSON_AddNumberToObject(moved, "bytes_down", (double)traffic.offload.bytes_down);
+    cJSON_AddNumberToObject(moved, "bytes_up", (double)traffic.offload.bytes_up);
+    cJSON_AddNumberToObject(moved, "nvme_bytes_read", (double)traffic.offload.bytes_read);
+    cJSON_AddNumberToObject(moved, "nvme_bytes_written", (double)traffic.offload.bytes_written);
     cJSON_AddNumberToObject(fields, "textbook_bytes_sent", traffic_textbook(&input));
     return OK;
+}
+
+static void introduce_offload(const Intro *r, RunLog *log) {
+    const Config *c = r->config;
+    static const char *const places[] = {"on the device", "in host memory", "in a file"};
+    if (c->offload_optimizer == OFFLOAD_NONE && !c->offload_activations)
+        return;
+    log_line(log, "offload  optimizer state %s, parameters %s, block inputs %s", places[c->offload_optimizer],
+             places[c->offload_params], places[c->offload_activations ? OFFLOAD_CPU : OFFLOAD_NONE]);
+    if (r->predicted.nvme > 0)
+        log_line(log, "         %.1f MB a rank in %s, which go with the run", (double)r->predicted.nvme / 1e6, c->nvme_path);
+    if (device_kind(r->device) == DEVICE_CPU)
+        log_line(log, "         device and host memory are the same chips here: what is in host memory saves nothing");
 }
 
 Status introduce(const Intro *r, RunLog *log) {
@@ -42,11 +63,11 @@ Status introduce(const Intro *r, RunLog *log) {
         log_line(log, "sums     of gradients over ranks in an order of NCCL's choice (--deterministic off): runs do not "
                       "repeat bit for bit");
     double epochs = (double)c->steps * c->global_batch / (double)r->n_windows;
+    introduce_offload(r, log);
     log_line(log, "data     %lld tokens in %d shard%s, %.2f epochs in %lld steps", (long long)r->n_tokens,
              r->n_shards, r->n_shards == 1 ? "" : "s", epochs, (long long)c->steps);
-    PlanBytes measured = {.snapshot = device_host_bytes_of(r->device, SNAPSHOT_NAME)};
-    for (int k = 0; k < MEM_CATEGORIES; k++)
-        measured.bytes[k] = device_bytes(r->device, (MemoryCategory)k);
+    PlanBytes measured = plan_measured(r->device);
+    measured.snapshot = device_host_bytes_of(r->device, SNAPSHOT_NAME);
     if (comm_rank(r->comm) == 0)
         plan_print_measured(&r->predicted, &measured, stdout);
     double as_predicted = memcmp(&measured, &r->predicted, sizeof measured) == 0;
@@ -66,7 +87,11 @@ Status introduce(const Intro *r, RunLog *log) {
     cJSON_AddNumberToObject(fields, "ranks_as_predicted", as_predicted);
     cJSON *bytes = cJSON_AddObjectToObject(fields, "predicted_bytes");
     for (int k = 0; k < MEM_CATEGORIES; k++)
-        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted.bytes[k]);
+        cJSON_AddNumberToObject(bytes, memory_category_names[k], (double)r->predicted.device[k]);
+    cJSON *host = cJSON_AddObjectToObject(fields, "predicted_host_bytes");
+    for (int k = 0; k < MEM_CATEGORIES; k++)
+        cJSON_AddNumberToObject(host, memory_category_names[k], (double)r->predicted.host[k]);
+    cJSON_AddNumberToObject(fields, "predicted_nvme_bytes", (double)r->predicted.nvme);
     cJSON_AddNumberToObject(fields, "predicted_snapshot_bytes", (double)r->predicted.snapshot);
     cJSON_AddNumberToObject(fields, "snapshot_bytes", (double)measured.snapshot);
     TRY(predict_traffic(r, fields));

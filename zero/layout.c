@@ -66,6 +66,13 @@ void layout_free(Layout *layout) {
     *layout = (Layout){0};
 }
 
+int64_t layout_longest_shard(const Layout *layout) {
+    int64_t longest = 0;
+    for (int u = 0; u < layout->n_units; u++)
+        longest = max_i64(longest, layout->units[u].shard_len);
+    return longest;
+}
+
 int layout_slot(const Layout *layout, int u) {
     if (u == 0)
         return SLOT_ENDS;

@@ -44,6 +44,8 @@ Status layout_make(const ModelConfig *config, int n_ranks, int group, int rank, 
 Status layout_from_units(const UnitSpec *units, int n_units, bool tied, int n_ranks, int group, int rank, Layout *layout);
 void layout_free(Layout *layout);
 
+int64_t layout_longest_shard(const Layout *layout);  // shard_len of the longest unit
+
 // Which slot holds unit u when it is whole: blocks take turns with two, units 0 and L+1 share one, of which a tied head needs
 // both parts at once. The same for parameters (zero/params.h) and gradients (zero/grads.h).
 enum { SLOT_ENDS, SLOT_BLOCK_A, SLOT_BLOCK_B, SLOT_TIED_NORM, N_SLOTS };

@@ -25,7 +25,7 @@ done:
     return status;
 }
 
-Status measure_speed(Device *device, const CommWorld *world, Dtype dtype, ClusterSpeed *speed) {
+Status measure_speed(Device *device, const CommWorld *world, const Config *config, ClusterSpeed *speed) {
     Stream *compute = NULL;
     Comm *comm = NULL;
     Status status = stream_create(device, STREAM_COMPUTE, "compute", &compute);
@@ -33,15 +33,17 @@ Status measure_speed(Device *device, const CommWorld *world, Dtype dtype, Cluste
     double peak;
     CommOptions options = {.wire = DTYPE_FP32, .max_len = 1, .timeout = 600};
     TRY_GOTO(comm_shape_make(world, 0, 0, &options.shape), done);
-    TRY_GOTO(peak_measure(device, compute, dtype, PEAK_ROUNDS, 0.1, &peak), done);
+    TRY_GOTO(peak_measure(device, compute, config->dtype, PEAK_ROUNDS, 0.1, &peak), done);
     speed->flops = MEASURE_FRACTION * peak;
+    TRY_GOTO(measure_offload(device, compute, config, speed), done);
     if (world->size == 1)
         goto done;
     TRY_GOTO(comm_open(device, compute, &options, &comm), done);
     TRY_GOTO(gather_bytes_per_s(device, compute, comm, &speed->bytes_per_s), done);
     double slowest[] = {-speed->flops, -speed->bytes_per_s};
     TRY_GOTO(comm_max(comm, "measured speed", slowest, 2), done);
-    *speed = (ClusterSpeed){-slowest[0], -slowest[1]};
+    speed->flops = -slowest[0];
+    speed->bytes_per_s = -slowest[1];
 done:
     comm_close(comm);
     stream_destroy(compute);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "llm/hooks.h"
+#include "llm/host_ops.h"
 #include "zero/trace.h"
 
 enum { INIT_PIECE_LEN = 1 << 20 };  // elements made on the host at a time
@@ -19,9 +20,11 @@ struct OptimizerState {
     OptimizerConfig config;
     ZeroOptions options;
     float *state[STATE_KINDS];  // stage 0: every unit; else the own shard of every unit. master is NULL in fp32 runs
+    OffloadState *offloaded;    // instead of `state`; NULL: nothing is offloaded
+    Offload *offload;
     float *tile_sums;           // host: squares of gradients by tile
     double *sums;               // host: what ranks add up: a sum of squares a cut, then the loss
-    AdamwArgs *pieces;          // per unit: lengths and weight decay ranges of the elements that this rank updates
+    AdamwArgs *pieces;          // per unit: the elements that this rank updates, and what this step does to them
 };
 
 static bool has_master(const Optim *o) {
@@ -57,7 +60,17 @@ static float *state_piece(const Optim *o, StateKind kind, int u) {
     return o->state[kind] ? o->state[kind] + state_offset(o, u) : NULL;
 }
 
+bool optimizer_has(const Optim *o, StateKind kind) {
+    return kind != STATE_V || o->config.kind != OPTIMIZER_SGD;
+}
+
+OffloadState *optimizer_offloaded(Optim *o) {
+    return o->offloaded;
+}
+
 float *optimizer_state(Optim *o, StateKind kind, int u) {
+    if (o->offloaded)
+        return NULL;
     float *piece = state_piece(o, kind, u);
     if (piece && o->options.stage == 0)
         piece += o->layout->shard * o->layout->units[u].shard_len;
@@ -96,21 +109,28 @@ static void make_piece(const Optim *o, int u, AdamwArgs *a) {
     a->grad_dtype = grads_dtype(o->grads);
 }
 
+static Status open_state(Optim *o) {
+    if (offload_optimizer(o->offload))
+        return offload_state_open(o->offload, o->layout, &o->offloaded);
+    size_t bytes = (size_t)state_len(o) * sizeof(float);
+    if (has_master(o))
+        TRY(device_alloc(o->device, MEM_OPTIMIZER, "master weights", bytes, (void **)&o->state[STATE_MASTER]));
+    TRY(device_alloc(o->device, MEM_OPTIMIZER, "first moment", bytes, (void **)&o->state[STATE_M]));
+    if (o->config.kind != OPTIMIZER_SGD)
+        TRY(device_alloc(o->device, MEM_OPTIMIZER, "second moment", bytes, (void **)&o->state[STATE_V]));
+    return OK;
+}
+
 Status optimizer_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Params *params, Grads *grads,
-                      OptimizerConfig config, ZeroOptions options, Optim **optimizer) {
+                      OptimizerConfig config, ZeroOptions options, Offload *offload, Optim **optimizer) {
     *optimizer = NULL;
     Optim *o = calloc(1, sizeof *o);
     if (!o)
         return fail("out of host memory");
     *o = (Optim){.device = device, .layout = layout, .comm = comm, .compute = compute, .params = params, .grads = grads,
-                 .config = config, .options = options};
+                 .config = config, .options = options, .offload = offload};
     Status status = OK;
-    size_t bytes = (size_t)state_len(o) * sizeof(float);
-    if (has_master(o))
-        TRY_GOTO(device_alloc(device, MEM_OPTIMIZER, "master weights", bytes, (void **)&o->state[STATE_MASTER]), failed);
-    TRY_GOTO(device_alloc(device, MEM_OPTIMIZER, "first moment", bytes, (void **)&o->state[STATE_M]), failed);
-    if (config.kind != OPTIMIZER_SGD)
-        TRY_GOTO(device_alloc(device, MEM_OPTIMIZER, "second moment", bytes, (void **)&o->state[STATE_V]), failed);
+    TRY_GOTO(open_state(o), failed);
 
     size_t tiles = 0;
     for (int u = 0; u < layout->n_units; u++)
@@ -137,20 +157,77 @@ void optimizer_close(Optim *o) {
         return;
     for (int k = 0; k < STATE_KINDS; k++)
         device_free(o->device, o->state[k]);
+    offload_state_close(o->offloaded);
     device_host_free(o->device, o->tile_sums);
     free(o->sums);
     free(o->pieces);
     free(o);
 }
 
+// What an update does to a tile, from what it does to its unit.
+static AdamwArgs tile_args(const Optim *o, const AdamwArgs *unit, const StateTile *tile) {
+    AdamwArgs a = *unit;
+    a.len = tile->len;
+    a.n_ranges = 0;
+    for (int i = 0; i < unit->n_ranges && (a.n_ranges == 0 || a.range_end[a.n_ranges - 1] < tile->len); i++) {
+        int64_t end = unit->range_end[i] - tile->begin;
+        if (end <= 0)
+            continue;
+        a.range_decay[a.n_ranges] = unit->range_decay[i];
+        a.range_end[a.n_ranges++] = end < tile->len ? end : tile->len;
+    }
+    a.master = tile->state[STATE_MASTER];
+    a.m = tile->state[STATE_M];
+    a.v = tile->state[STATE_V];
+    a.grad = (const char *)grads_shard(o->grads, tile->u, o->layout->shard) +
+             (size_t)tile->begin * dtype_bytes(a.grad_dtype);
+    return a;
+}
+
+// The offloaded update, tile by tile. step (n_units): per unit what its elements have in common; NULL: the state stays as it
+// is, and only the parameters are refreshed. Each unit is handed to the other ranks as soon as its shard is updated.
+static Status walk_tiles(Optim *o, const AdamwArgs *step) {
+    int threads = device_host_threads(o->device);
+    double start = comm_clock();
+    StateTile tile;
+    TRY(offload_state_begin(o->offloaded));
+    for (;;) {
+        TRY(offload_state_next(o->offloaded, &tile));
+        if (tile.len == 0)
+            break;
+        trace_begin(o->compute, "update unit", tile.u);
+        void *room;
+        TRY(params_room(o->params, tile.u, tile.begin, &room));
+        if (step) {
+            AdamwArgs a = tile_args(o, &step[tile.u], &tile);
+            a.param = room;
+            host_adamw(&a, threads);
+        } else {
+            host_convert(room, o->options.dtype, tile.state[STATE_MASTER], DTYPE_FP32, tile.len, threads);
+        }
+        TRY(params_put(o->params, tile.u, tile.begin, tile.len));
+        TRY(offload_state_release(o->offloaded, &tile, step != NULL));
+        trace_end(o->compute);
+        if (tile.begin + tile.len == o->layout->units[tile.u].shard_len)
+            params_publish(o->params, tile.u);
+    }
+    TRY(offload_state_end(o->offloaded));
+    TRY(params_flush(o->params));
+    o->offload->stats.update_s += comm_clock() - start;
+    return OK;
+}
+
 // Round the master weights of every unit to the parameters' dtype and hand them to the other ranks.
-static void publish_all(Optim *o) {
+static Status publish_all(Optim *o) {
+    if (o->offloaded)
+        return walk_tiles(o, NULL);
     for (int u = 0; u < o->layout->n_units; u++) {
         if (has_master(o))
             device_ops(o->device)->convert(o->compute, param_piece(o, u), o->options.dtype, state_piece(o, STATE_MASTER, u),
                                            DTYPE_FP32, o->pieces[u].len);
         params_publish(o->params, u);
     }
+    return OK;
 }
 
 Status optimizer_init(Optim *o, uint64_t seed) {
@@ -166,11 +243,15 @@ Status optimizer_init(Optim *o, uint64_t seed) {
         for (int64_t i = 0; i < len; i += INIT_PIECE_LEN) {
             int64_t n = len - i < INIT_PIECE_LEN ? len - i : INIT_PIECE_LEN;
             model_init(spec, seed, begin + i, n, values);
+            if (o->offloaded) {
+                TRY_GOTO(offload_state_write(o->offloaded, STATE_MASTER, u, i, n, values), done);
+                continue;
+            }
             stream_copy(o->compute, state_piece(o, STATE_MASTER, u) + i, values, (size_t)n * sizeof *values);
             TRY_GOTO(stream_sync(o->compute), done);
         }
     }
-    publish_all(o);
+    TRY_GOTO(publish_all(o), done);
     status = stream_sync(o->compute);
 done:
     device_host_free(o->device, values);
@@ -199,13 +280,21 @@ Status optimizer_measure(Optim *o, const double *loss_sums, int n_micro, double 
     for (int u = 0; u < l->n_units; u++)
         grads_wait(o->grads, u);
     trace_begin(o->compute, "norm", -1);
+    if (o->offloaded) {
+        TRY(offload_check(o->offload));
+        TRY(stream_sync(o->compute));
+    }
     float *sums = o->tile_sums;
     for (int c = first; c < end; c++) {
         for (int u = 0; u < l->n_units; u++) {
             int64_t len = l->units[u].cut_len;
+            Dtype dtype = grads_dtype(o->grads);
             const char *shard = grads_shard(o->grads, u, c / in_shard);
-            const void *cut = shard + (size_t)(c % in_shard * len) * dtype_bytes(grads_dtype(o->grads));
-            ops->sumsq_to_host(o->compute, sums, cut, grads_dtype(o->grads), (float)loss_scale, len);
+            const void *cut = shard + (size_t)(c % in_shard * len) * dtype_bytes(dtype);
+            if (o->offloaded)
+                host_sumsq(sums, cut, dtype, (float)loss_scale, len, device_host_threads(o->device));
+            else
+                ops->sumsq_to_host(o->compute, sums, cut, dtype, (float)loss_scale, len);
             sums += (len + SUMSQ_TILE - 1) / SUMSQ_TILE;
         }
     }
@@ -234,28 +323,32 @@ Status optimizer_step(Optim *o, double lr, int64_t updates, double loss_scale, d
     const Ops *ops = device_ops(o->device);
     double clip = o->config.grad_clip, factor = clip > 0 ? clip / (norm + 1e-6) : 1.0;
     for (int u = 0; u < o->layout->n_units; u++) {
-        AdamwArgs a = o->pieces[u];
-        a.master = state_piece(o, STATE_MASTER, u);
-        a.param = has_master(o) ? param_piece(o, u) : NULL;
-        a.grad = grads_shard(o->grads, u, o->options.stage == 0 ? 0 : o->layout->shard);
-        a.m = state_piece(o, STATE_M, u);
-        a.v = state_piece(o, STATE_V, u);
-        a.grad_divisor = (float)loss_scale;
-        a.grad_factor = factor < 1.0 ? (float)factor : 1.0f;
-        a.lr = (float)lr;
-        a.bias_correction1 = (float)(1.0 - pow(o->config.beta1, (double)(updates + 1)));
-        a.bias_correction2 = (float)(1.0 - pow(o->config.beta2, (double)(updates + 1)));
+        AdamwArgs *a = &o->pieces[u];
+        a->grad_divisor = (float)loss_scale;
+        a->grad_factor = factor < 1.0 ? (float)factor : 1.0f;
+        a->lr = (float)lr;
+        a->bias_correction1 = (float)(1.0 - pow(o->config.beta1, (double)(updates + 1)));
+        a->bias_correction2 = (float)(1.0 - pow(o->config.beta2, (double)(updates + 1)));
+        if (o->offloaded)
+            continue;
+        a->master = state_piece(o, STATE_MASTER, u);
+        a->param = has_master(o) ? param_piece(o, u) : NULL;
+        a->grad = grads_shard(o->grads, u, o->options.stage == 0 ? 0 : o->layout->shard);
+        a->m = state_piece(o, STATE_M, u);
+        a->v = state_piece(o, STATE_V, u);
         trace_begin(o->compute, "update unit", u);
-        ops->adamw(o->compute, &a);
+        ops->adamw(o->compute, a);
         trace_end(o->compute);
         params_publish(o->params, u);
     }
+    if (o->offloaded)
+        TRY(walk_tiles(o, o->pieces));
     return check_agreement(o, "learning rate and count of updates", lr, (double)updates);
 }
 
 Status optimizer_state_loaded(Optim *o) {
     // Stage 0 keeps every cut: what each rank has loaded is its own.
-    for (int k = 0; k < STATE_KINDS && o->options.stage == 0; k++) {
+    for (int k = 0; k < STATE_KINDS && o->options.stage == 0 && !o->offloaded; k++) {
         for (int u = 0; u < o->layout->n_units; u++) {
             float *piece = state_piece(o, (StateKind)k, u);
             if (piece)
@@ -263,6 +356,6 @@ Status optimizer_state_loaded(Optim *o) {
                                 o->layout->units[u].shard_len, DTYPE_FP32);
         }
     }
-    publish_all(o);
+    TRY(publish_all(o));
     return stream_sync(o->compute);
 }

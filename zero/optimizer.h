@@ -5,10 +5,14 @@
 //
 // The norm adds fp32 squares of tiles of 4,096 shard elements, then tiles, units and ranks in double, in order: the same
 // number in every stage, on every rank, for any number of threads.
+//
+// Where the optimizer is offloaded (zero/offload.h), norm and update are made on the host, the update tile by tile: while
+// one tile is updated, the parameters of those before go up, and on NVMe the next are read and the last written.
 #ifndef ZERO_OPTIMIZER_H
 #define ZERO_OPTIMIZER_H
 
 #include "zero/grads.h"
+#include "zero/offload_state.h"
 #include "zero/state.h"
 
 typedef struct OptimizerState Optim;
@@ -25,7 +29,7 @@ typedef struct StepResult {
 } StepResult;
 
 Status optimizer_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Params *params, Grads *grads,
-                      OptimizerConfig config, ZeroOptions options, Optim **optimizer);
+                      OptimizerConfig config, ZeroOptions options, Offload *offload, Optim **optimizer);
 void optimizer_close(Optim *optimizer);
 
 // Fill master weights and parameters with model_init's values (each rank its own shard), moments with zero; publish.
@@ -38,9 +42,11 @@ Status optimizer_measure(Optim *optimizer, const double *loss_sums, int n_micro,
 // Apply the update. updates: how many updates were applied before this one (Adam's t - 1).
 Status optimizer_step(Optim *optimizer, double lr, int64_t updates, double loss_scale, double norm);
 
-// A unit shard's state of one kind, in device memory: shard_len fp32 elements; NULL where the kind does not exist (SGD: no v).
-// In fp32 runs the parameters themselves are STATE_MASTER. Used by checkpoints and hashes.
+// A unit shard's state of one kind, in device memory: shard_len fp32 elements; NULL where the kind does not exist (SGD: no v)
+// or is offloaded. In fp32 runs without offload the parameters themselves are STATE_MASTER. Used by checkpoints and hashes.
 float *optimizer_state(Optim *optimizer, StateKind kind, int u);
+bool optimizer_has(const Optim *optimizer, StateKind kind);
+OffloadState *optimizer_offloaded(Optim *optimizer);  // where it is otherwise; NULL: on the device
 // After a checkpoint filled the state: refresh the rounded parameters and publish them.
 Status optimizer_state_loaded(Optim *optimizer);
 

@@ -1,4 +1,4 @@
-// optimizer_state: the view (zero/state.h) of an optimizer's state in device memory.
+// optimizer_state: the view (zero/state.h) of an optimizer's state, wherever it lives.
 #ifndef ZERO_OPTIMIZER_STATE_H
 #define ZERO_OPTIMIZER_STATE_H
 

@@ -4,7 +4,15 @@
 #include <stdlib.h>
 
 #include "llm/hooks.h"
+#include "zero/offload_params.h"
+#include "zero/offload_state.h"
 #include "zero/trace.h"
+
+// Host memory in which an updated tile waits for its way to the device.
+typedef struct Room {
+    void *memory;
+    Event *free;       // the tile is on the device (up stream)
+} Room;
 
 // A buffer that holds one gathered unit (stage 3).
 typedef struct ParamSlot {
@@ -24,6 +32,10 @@ struct Params {
     ParamSlot slots[N_SLOTS];  // stage 3
     Event *updated;            // the optimizer's last write (compute stream)
     Event **published;         // stages 1, 2: a unit's all-gather is done (gather stream)
+    Offload *offload;
+    OffloadParams *stored;     // instead of `memory`: offloaded parameters
+    Room rooms[PARAMS_ROOMS];  // offloaded optimizer, parameters on the device
+    int room;                  // the one that is filled next
     char (*names)[16];         // "unit 3", for messages
 };
 
@@ -65,13 +77,24 @@ static Status open_slots(Params *p) {
     return OK;
 }
 
+static Status open_rooms(Params *p) {
+    for (int i = 0; i < PARAMS_ROOMS; i++) {
+        TRY(device_offload_alloc(p->device, MEM_STAGING, "updated parameters",
+                                 (size_t)offload_tile_len(p->layout, &p->offload->options) *
+                                     dtype_bytes(p->options.dtype), &p->rooms[i].memory));
+        TRY(event_create(p->device, &p->rooms[i].free));
+    }
+    return OK;
+}
+
 Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *compute, Stream *gather, ZeroOptions options,
-                   Params **params) {
+                   Offload *offload, Params **params) {
     *params = NULL;
     Params *p = calloc(1, sizeof *p);
     if (!p)
         return fail("out of host memory");
-    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather, .options = options};
+    *p = (Params){.device = device, .layout = layout, .comm = comm, .compute = compute, .gather = gather,
+                  .options = options, .offload = offload};
     Status status = OK;
     p->published = calloc((size_t)layout->n_units, sizeof *p->published);
     p->names = calloc((size_t)layout->n_units, sizeof *p->names);
@@ -85,9 +108,14 @@ Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *com
     }
     TRY_GOTO(event_create(device, &p->updated), failed);
     int64_t len = sharded(p) ? layout->shard_len : layout->full_len;
-    TRY_GOTO(allocate(p, MEM_PARAMETERS, "parameters", len, &p->memory), failed);
+    if (offload && offload->options.params != OFFLOAD_NONE)
+        TRY_GOTO(offload_params_open(offload, layout, comm, options.dtype, &p->stored), failed);
+    else
+        TRY_GOTO(allocate(p, MEM_PARAMETERS, "parameters", len, &p->memory), failed);
     if (sharded(p))
         TRY_GOTO(open_slots(p), failed);
+    if (offload_optimizer(offload) && !p->stored)
+        TRY_GOTO(open_rooms(p), failed);
     *params = p;
     return OK;
 failed:
@@ -104,6 +132,11 @@ void params_close(Params *p) {
         if (i != SLOT_TIED_NORM)
             release(p, p->slots[i].memory);
     }
+    for (int i = 0; i < PARAMS_ROOMS; i++) {
+        event_destroy(p->rooms[i].free);
+        device_host_free(p->device, p->rooms[i].memory);
+    }
+    offload_params_close(p->stored);
     release(p, p->memory);
     event_destroy(p->updated);
     for (int u = 0; p->published && u < p->layout->n_units; u++)
@@ -122,6 +155,8 @@ static void *unit_memory(Params *p, int u) {
 }
 
 void *params_shard(Params *p, int u) {
+    if (p->stored)
+        return NULL;
     const UnitLayout *unit = &p->layout->units[u];
     return sharded(p) ? at(p, unit->shard_offset) : at(p, unit->full_offset + p->layout->shard * unit->shard_len);
 }
@@ -136,7 +171,10 @@ static void gather(Params *p, int u) {
     const UnitLayout *unit = &p->layout->units[u];
     hook_poison(p->gather, slot->memory, (size_t)unit->full_len * dtype_bytes(p->options.dtype));
     trace_begin(p->gather, "gather unit", u);
-    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, params_shard(p, u), unit->shard_len, p->options.dtype);
+    const void *shard = p->stored ? offload_params_use(p->stored, u, p->gather) : params_shard(p, u);
+    comm_all_gather(p->comm, p->gather, p->names[u], slot->memory, shard, unit->shard_len, p->options.dtype);
+    if (p->stored)
+        offload_params_used(p->stored, u, p->gather);
     trace_end(p->gather);
     hook_poison_gaps(p->gather, &unit->spec, unit->full_len, slot->memory, p->options.dtype);
     event_record(slot->ready, p->gather);
@@ -147,6 +185,13 @@ static bool needs_tied(const Params *p, int u) {
     return p->layout->tied && u == p->layout->n_units - 1;
 }
 
+// Offloaded parameters: compute is about to wait for unit u; bring the shard of unit `ahead` meanwhile, unless a slot has it.
+static void fetch_ahead(Params *p, int u, int ahead) {
+    offload_params_wait(p->stored, u);
+    if (ahead > 0 && ahead < p->layout->n_units && slot_of(p, ahead)->unit != ahead)
+        offload_params_fetch(p->stored, ahead);
+}
+
 UnitParams params_acquire(Params *p, int u, Direction next) {
     bool tied = needs_tied(p, u);
     if (sharded(p)) {
@@ -154,9 +199,11 @@ UnitParams params_acquire(Params *p, int u, Direction next) {
         if (tied)
             gather(p, 0);
         // One unit ahead. The embedding's backward needs no parameters, so nothing is fetched for unit 0 then.
-        int ahead = next == FORWARD ? u + 1 : u - 1;
-        if (ahead > 0 && ahead < p->layout->n_units)
-            gather(p, ahead);
+        int way = next == FORWARD ? 1 : -1;
+        if (u + way > 0 && u + way < p->layout->n_units)
+            gather(p, u + way);
+        if (p->stored)
+            fetch_ahead(p, u, u + 2 * way);
         trace_wait(p->compute, slot_of(p, u)->ready, "wait for unit", u);
         if (tied)
             trace_wait(p->compute, slot_of(p, 0)->ready, "wait for unit", 0);
@@ -196,7 +243,10 @@ void params_publish(Params *p, int u) {
             hook_poison(p->compute, slot->memory, (size_t)p->layout->units[u].full_len * dtype_bytes(p->options.dtype));
         }
     }
-    event_record(p->updated, p->compute);
+    Stream *writer = offload_optimizer(p->offload) ? p->offload->up : p->compute;
+    event_record(p->updated, writer);
+    if (p->options.stage == 0)
+        event_record(p->published[u], writer);
     if (!sharded(p) && p->options.stage > 0) {
         stream_wait(p->gather, p->updated);
         poison_others(p, u);
@@ -206,4 +256,26 @@ void params_publish(Params *p, int u) {
         trace_end(p->gather);
         event_record(p->published[u], p->gather);
     }
+}
+
+Status params_room(Params *p, int u, int64_t begin, void **room) {
+    if (p->stored)
+        return offload_params_room(p->stored, u, begin, room);
+    *room = p->rooms[p->room].memory;
+    return offload_sync(p->offload, p->rooms[p->room].free);
+}
+
+Status params_put(Params *p, int u, int64_t begin, int64_t len) {
+    if (p->stored)
+        return offload_params_put(p->stored, u, begin, len);
+    Room *room = &p->rooms[p->room];
+    size_t e = dtype_bytes(p->options.dtype);
+    offload_copy_up(p->offload, (char *)params_shard(p, u) + (size_t)begin * e, room->memory, (size_t)len * e);
+    event_record(room->free, p->offload->up);
+    p->room = (p->room + 1) % PARAMS_ROOMS;
+    return OK;
+}
+
+Status params_flush(Params *p) {
+    return p->stored ? offload_params_flush(p->stored) : offload_check(p->offload);
 }

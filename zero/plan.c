@@ -2,12 +2,14 @@
 
 #include <string.h>
 
+#include "zero/options.h"
 #include "zero/plan_advice.h"
+#include "zero/plan_offload.h"
 #include "zero/plan_text.h"
 
 // ---- arithmetic ----
 
-static size_t optimizer_bytes(const PlanInput *in) {
+size_t plan_optimizer_bytes(const PlanInput *in) {
     size_t moments = in->optimizer == OPTIMIZER_SGD ? 4 : 8;  // fp32: SGD keeps momentum, Adam m and v
     return moments + (in->dtype == DTYPE_FP32 ? 0 : 4);  // and master weights, which fp32 parameters are themselves
 }
@@ -15,7 +17,7 @@ static size_t optimizer_bytes(const PlanInput *in) {
 void plan_state_bytes(const PlanInput *in, double *params, double *grads, double *optimizer) {
     *params = (double)dtype_bytes(in->dtype);
     *grads = (double)dtype_bytes(in->grad_dtype);
-    *optimizer = (double)optimizer_bytes(in);
+    *optimizer = (double)plan_optimizer_bytes(in);
 }
 
 PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks) {
@@ -28,50 +30,16 @@ PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks) {
         .dtype = config->dtype,
         .grad_dtype = config->grad_dtype == STATE_FP32 ? DTYPE_FP32 : config->dtype,
         .optimizer = config->optimizer,
+        .offload = options_offload(config, 0),
         .device_memory = config->device_memory,
     };
 }
 
-// Model states and slots of one rank.
-static void add_states(const PlanInput *in, int stage, size_t bytes[MEM_CATEGORIES]) {
-    size_t full = (size_t)in->n_params, shard = (full + (size_t)in->group - 1) / (size_t)in->group;
-    if (in->layout) {
-        full = (size_t)in->layout->full_len;
-        shard = (size_t)in->layout->shard_len;
-    }
-    bytes[MEM_PARAMETERS] += (stage >= 3 ? shard : full) * dtype_bytes(in->dtype);
-    bytes[MEM_GRADIENTS] += (stage >= 2 ? shard : full) * dtype_bytes(in->grad_dtype);
-    bytes[MEM_OPTIMIZER] += (stage >= 1 ? shard : full) * optimizer_bytes(in);
-    if (!in->layout)
-        return;
-
-    // Two slots for blocks (one where there is only one) and one that the first and last unit share (zero/params.h).
-    int layers = in->layout->n_units - 2;
-    size_t slots = (size_t)(layers < 2 ? layers : 2) * (size_t)in->layout->max_block_len + (size_t)in->layout->ends_len;
-    if (stage == 3)
-        bytes[MEM_SLOTS] += slots * dtype_bytes(in->dtype);
-    // A gradient is formed in fp32: in place where that is what a rank keeps of all units, else in a slot
-    // (zero/grads.h).
-    if (stage >= 2 || in->grad_dtype != DTYPE_FP32)
-        bytes[MEM_SLOTS] += slots * sizeof(float);
-}
-
-static size_t add_all(const PlanInput *in, int stage, const PlanChoice *choice, size_t bytes[MEM_CATEGORIES]) {
-    memset(bytes, 0, MEM_CATEGORIES * sizeof *bytes);
-    if (choice)
-        memcpy(bytes, choice->bytes, sizeof choice->bytes);
-    bytes[MEM_STAGING] += in->staging_bytes;
-    add_states(in, stage, bytes);
-    size_t total = 0;
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        total += bytes[c];
-    return total;
-}
-
 // auto: where a fifth of the memory still stays free. What is not known has room.
-static bool saves_async(const PlanInput *in, size_t total) {
-    size_t memory = in->device_is_host ? in->device_memory : in->host_memory;
-    size_t used = in->snapshot_bytes + (in->device_is_host ? total : 0);
+static bool saves_async(const PlanInput *in, const PlanBytes *bytes) {
+    size_t memory = in->device_is_host ? in->device_memory : in->host_memory, used = in->snapshot_bytes;
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        used += bytes->host[c] + (in->device_is_host ? bytes->device[c] : 0);
     bool has_room = memory == 0 || (double)used <= (1 - PLAN_MARGIN) * (double)memory;
     return in->async == CHOICE_ON || (in->async == CHOICE_AUTO && has_room);
 }
@@ -81,8 +49,8 @@ void plan_compute(const PlanInput *in, Plan *plan) {
     double p, g, o;
     plan_state_bytes(in, &p, &g, &o);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        plan->total[stage] = add_all(in, stage, in->n_choices ? &in->choices[0] : NULL, plan->bytes[stage]);
-        plan->async[stage] = saves_async(in, plan->total[stage]);
+        plan->total[stage] = plan_stage(in, stage, in->n_choices ? &in->choices[0] : NULL, &plan->bytes[stage]);
+        plan->async[stage] = saves_async(in, &plan->bytes[stage]);
         plan->snapshot[stage] = plan->async[stage] ? in->snapshot_bytes : 0;
         plan->textbook[stage] =
             p * (stage >= 3 ? shard : psi) + g * (stage >= 2 ? shard : psi) + o * (stage >= 1 ? shard : psi);
@@ -98,23 +66,36 @@ static const double stage_cost[PLAN_STAGES] = {0, 0, 0.01, 0.1};
 typedef struct Change {
     int stage;
     const PlanChoice *choice;
+    const PlanWay *way;    // NULL: as given
     size_t total;
 } Change;
 
-// The cheapest change that fits in device_memory: false, and the smallest one, when none does.
+static double cost_of(const Change *c) {
+    return stage_cost[c->stage] + (c->choice ? c->choice->cost : 0) + (c->way ? c->way->cost : 0);
+}
+
+// The cheapest change that fits in device_memory: false, and the smallest one, when none does. Offload is looked at where
+// none was asked for.
 static bool find_change(const PlanInput *in, Change *found) {
-    bool fits = false;
+    bool fits = false, first = true;
+    int n_ways = in->offload.optimizer == OFFLOAD_NONE ? PLAN_WAYS : 1;
     for (int i = 0; i < (in->n_choices ? in->n_choices : 1); i++) {
-        const PlanChoice *choice = in->n_choices ? &in->choices[i] : NULL;
-        for (int stage = in->stage; stage < PLAN_STAGES; stage++) {
-            size_t bytes[MEM_CATEGORIES];
-            Change now = {stage, choice, add_all(in, stage, choice, bytes)};
-            double cost = stage_cost[stage] + (choice ? choice->cost : 0);
-            double best = stage_cost[found->stage] + (found->choice ? found->choice->cost : 0);
-            bool now_fits = now.total <= in->device_memory, first = i == 0 && stage == in->stage;
-            if (first || (now_fits && (!fits || cost < best)) || (!now_fits && !fits && now.total < found->total)) {
-                *found = now;
-                fits |= now_fits;
+        for (int w = 0; w < n_ways; w++) {
+            const PlanWay *way = w > 0 ? &plan_ways[w] : NULL;
+            PlanInput other = way ? plan_with_way(in, way) : *in;
+            for (int stage = in->stage; stage < PLAN_STAGES; stage++) {
+                PlanBytes bytes;
+                if (way && !plan_way_fits_stage(in, way, stage))
+                    continue;
+                Change now = {.stage = stage, .choice = in->n_choices ? &in->choices[i] : NULL, .way = way};
+                now.total = plan_stage(&other, stage, now.choice, &bytes);
+                bool now_fits = now.total <= in->device_memory;
+                if (first || (now_fits && (!fits || cost_of(&now) < cost_of(found))) ||
+                    (!now_fits && !fits && now.total < found->total)) {
+                    *found = now;
+                    fits |= now_fits;
+                }
+                first = false;
             }
         }
     }
@@ -125,7 +106,7 @@ static bool find_change(const PlanInput *in, Change *found) {
 
 // "4Ψ + 12Ψ/N" for what a rank keeps whole and what it shares; S instead of N under --shard-group.
 static const char *formula(const PlanInput *in, int stage, char text[TEXT_BYTES]) {
-    int p = (int)dtype_bytes(in->dtype), g = (int)dtype_bytes(in->grad_dtype), o = (int)optimizer_bytes(in);
+    int p = (int)dtype_bytes(in->dtype), g = (int)dtype_bytes(in->grad_dtype), o = (int)plan_optimizer_bytes(in);
     int whole = (stage < 3 ? p : 0) + (stage < 2 ? g : 0) + (stage < 1 ? o : 0), shared = p + g + o - whole;
     char over = in->group == in->n_ranks ? 'N' : 'S';
     if (shared == 0)
@@ -137,13 +118,24 @@ static const char *formula(const PlanInput *in, int stage, char text[TEXT_BYTES]
     return text;
 }
 
+// The options of a change, in the words of the command line.
+static const char *options_of(const PlanInput *in, const Change *c, char text[256]) {
+    const char *const parts[] = {c->choice && c->choice->change ? c->choice->change : "", c->way ? c->way->options : ""};
+    int used = 0;
+    text[0] = '\0';
+    if (c->stage != in->stage)
+        used = snprintf(text, 256, "--zero %d", c->stage);
+    for (int i = 0; i < 2; i++)
+        if (*parts[i])
+            used += snprintf(text + used, 256 - (size_t)used, "%s%s", used ? " " : "", parts[i]);
+    return text;
+}
+
 static void advice(const PlanInput *in, const Plan *plan, char *text, size_t text_bytes) {
-    char need[TEXT_BYTES], limit[TEXT_BYTES], less[TEXT_BYTES], stage[32] = "";
+    char need[TEXT_BYTES], limit[TEXT_BYTES], less[TEXT_BYTES], options[256];
     Change change = {0};
     bool fits = find_change(in, &change);
-    const char *option = change.choice && change.choice->change ? change.choice->change : "";
-    if (change.stage != in->stage)
-        snprintf(stage, sizeof stage, "--zero %d%s", change.stage, *option ? " " : "");
+    options_of(in, &change, options);
 
     int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and %s is %s; ", in->stage,
                         in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
@@ -154,9 +146,9 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
     decimal_bytes((double)change.total, less);
     const char *more = "take more ranks, a smaller --micro-batch, --seq-len or model, or more memory";
     if (fits)
-        snprintf(text, text_bytes, "the cheapest change that fits: %s%s (%s)", stage, option, less);
-    else if (*stage || *option)
-        snprintf(text, text_bytes, "the least is %s with %s%s: %s", less, stage, option, more);
+        snprintf(text, text_bytes, "the cheapest change that fits: %s (%s)", options, less);
+    else if (*options)
+        snprintf(text, text_bytes, "the least is %s with %s: %s", less, options, more);
     else
         snprintf(text, text_bytes, "nothing here needs less: %s", more);
 }
@@ -187,6 +179,21 @@ static void print_heading(FILE *file, const PlanInput *in) {
     print_stages(file);
 }
 
+// What is offloaded under the options as given.
+static void print_other_levels(const Plan *plan, FILE *file) {
+    double host[PLAN_STAGES] = {0}, nvme[PLAN_STAGES] = {0}, sum_host = 0, sum_nvme = 0;
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        for (int c = 0; c < MEM_CATEGORIES; c++)
+            host[stage] += (double)plan->bytes[stage].host[c];
+        sum_host += host[stage];
+        sum_nvme += nvme[stage] = (double)plan->bytes[stage].nvme;
+    }
+    if (sum_host > 0)
+        print_bytes_row(file, "host memory", host);
+    if (sum_nvme > 0)
+        print_bytes_row(file, "NVMe", nvme);
+}
+
 // One sentence, if the stage is chosen or all are alike; else the row above says it.
 static void print_saves(const PlanInput *in, const Plan *plan, FILE *file) {
     bool alike = true;
@@ -209,7 +216,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
     print_heading(file, in);
     for (int i = 0; i < N_STATES; i++) {
         for (int stage = 0; stage < PLAN_STAGES; stage++)
-            model_states[stage] += row[stage] = (double)plan->bytes[stage][states[i]];
+            model_states[stage] += row[stage] = (double)plan->bytes[stage].device[states[i]];
         print_bytes_row(file, memory_category_names[states[i]], row);
     }
     print_bytes_row(file, "model states", model_states);
@@ -222,7 +229,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
     if (in->layout) {
         for (int i = 0; i < N_OTHERS; i++) {
             for (int stage = 0; stage < PLAN_STAGES; stage++)
-                row[stage] = (double)plan->bytes[stage][others[i]];
+                row[stage] = (double)plan->bytes[stage].device[others[i]];
             print_bytes_row(file, memory_category_names[others[i]], row);
         }
         for (int stage = 0; stage < PLAN_STAGES; stage++)
@@ -237,6 +244,7 @@ void plan_print(const PlanInput *in, const Plan *plan, FILE *file) {
                 "Padding, slots, activations and workspace depend on the model: plan with --model to see them.\n");
     }
 
+    print_other_levels(plan, file);
     if (in->device_memory > 0) {
         char label[TEXT_BYTES + 16];
         snprintf(label, sizeof label, "%s %s", in->layout ? "fits in" : "states fit in",
@@ -278,9 +286,18 @@ Status plan_check(const PlanInput *in, const Plan *plan) {
     return fail("the run does not fit: %s", sentence);
 }
 
-// Returns whether the two are equal.
-static bool print_pair(const char *label, size_t predicted, size_t measured, FILE *file) {
-    char text[TEXT_BYTES];
+PlanBytes plan_measured(const Device *device) {
+    PlanBytes bytes = {.nvme = device_file_bytes(device)};
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        bytes.device[c] = device_bytes(device, (MemoryCategory)c);
+        bytes.host[c] = device_offload_bytes(device, (MemoryCategory)c);
+    }
+    return bytes;
+}
+
+static bool print_measured_row(FILE *file, const char *level, const char *name, size_t predicted, size_t measured) {
+    char label[TEXT_BYTES], text[TEXT_BYTES];
+    snprintf(label, sizeof label, "%s%s", level, name);
     fprintf(file, "%-*s", LABEL_WIDTH, label);
     print_cell(file, grouped(predicted, text));
     print_cell(file, grouped(measured, text));
@@ -299,10 +316,16 @@ bool plan_print_measured(const PlanBytes *predicted, const PlanBytes *measured, 
     print_cell(file, "measured");
     fputc('\n', file);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        total_predicted += predicted->bytes[c];
-        total_measured += measured->bytes[c];
-        equal &= print_pair(memory_category_names[c], predicted->bytes[c], measured->bytes[c], file);
+        equal &= print_measured_row(file, "", memory_category_names[c], predicted->device[c], measured->device[c]);
+        total_predicted += predicted->device[c];
+        total_measured += measured->device[c];
     }
-    print_pair("total", total_predicted, total_measured, file);
-    return print_pair("host: snapshot of a save", predicted->snapshot, measured->snapshot, file) && equal;
+    equal &= print_measured_row(file, "", "total", total_predicted, total_measured);
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        if (predicted->host[c] || measured->host[c])
+            equal &= print_measured_row(file, "host: ", memory_category_names[c], predicted->host[c], measured->host[c]);
+    if (predicted->nvme || measured->nvme)
+        equal &= print_measured_row(file, "", "NVMe", predicted->nvme, measured->nvme);
+    equal &= print_measured_row(file, "host: ", "snapshot of a save", predicted->snapshot, measured->snapshot);
+    return equal;
 }

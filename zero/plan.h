@@ -16,6 +16,7 @@
 #include "llm/config.h"
 #include "zero/comm.h"
 #include "zero/layout.h"
+#include "zero/offload.h"
 
 enum { PLAN_STAGES = 4, PLAN_NO_STAGE = -1 };
 
@@ -24,6 +25,7 @@ typedef struct PlanChoice {
     const char *change;            // how a user asks for it: "--recompute selective"; NULL: the options as given
     double cost;                   // about how much of a step's time it costs: selective 0.05, full 0.33
     size_t bytes[MEM_CATEGORIES];  // activations, workspace, data
+    size_t host_bytes;             // activations that are offloaded
 } PlanChoice;
 
 typedef struct PlanInput {
@@ -35,6 +37,7 @@ typedef struct PlanInput {
     Dtype dtype;           // parameters
     Dtype grad_dtype;      // gradients that a rank keeps
     Optimizer optimizer;
+    OffloadOptions offload;     // of stages that it goes with; others keep everything on the device
     size_t staging_bytes;       // buffers of collectives and checkpoints; 0 for one rank
     size_t device_memory;       // the most a rank may use; 0: no limit
     bool limit_is_found;        // the device has no more; the limit is not --device-memory
@@ -43,14 +46,22 @@ typedef struct PlanInput {
     Choice async;               // --checkpoint-async; CHOICE_OFF also where nothing is ever saved
     size_t snapshot_bytes;      // what asynchronous saves take of the host's memory (saver_snapshot_bytes)
     size_t host_memory;         // of the host for this rank; 0: not known
-    bool device_is_host;        // then a snapshot shares device_memory with everything else
+    bool device_is_host;        // then a snapshot, and what is offloaded to the host, shares the memory that was found
 } PlanInput;
 
+// What one rank asks for on every level.
+typedef struct PlanBytes {
+    size_t device[MEM_CATEGORIES];
+    size_t host[MEM_CATEGORIES];  // device_offload_alloc
+    size_t nvme;                  // of files
+    size_t snapshot;              // host memory of asynchronous saves; not filled by plan_stage
+} PlanBytes;
+
 typedef struct Plan {
-    size_t bytes[PLAN_STAGES][MEM_CATEGORIES];  // under choices[0]
-    size_t total[PLAN_STAGES];                  // of the device, without snapshots
-    bool async[PLAN_STAGES];                    // saves are asynchronous
-    size_t snapshot[PLAN_STAGES];               // then their host memory
+    PlanBytes bytes[PLAN_STAGES];  // under choices[0]
+    size_t total[PLAN_STAGES];     // that counts against device_memory, without snapshots
+    bool async[PLAN_STAGES];       // saves are asynchronous
+    size_t snapshot[PLAN_STAGES];  // then their host memory
     double textbook[PLAN_STAGES];  // model states by the formulas above
 } Plan;
 
@@ -59,14 +70,19 @@ PlanInput plan_input(const Config *config, const Layout *layout, int n_ranks);
 
 // All fields, for a model on this kind of device: the options as given, and where `others`, other ones that may need
 // less. The input points into `choices`. Allocates nothing on the device.
-enum { PLAN_CHOICES = 3 };
+enum { PLAN_CHOICES = 4 };
 Status plan_model(const Config *config, Device *device, const Layout *layout, CommShape shape, bool others,
                   PlanChoice choices[PLAN_CHOICES], PlanInput *input);
 
+size_t plan_optimizer_bytes(const PlanInput *input);  // of a parameter, on the device
 // Bytes of a parameter's copy, gradient and optimizer state, each on a rank that holds it.
 void plan_state_bytes(const PlanInput *input, double *params, double *grads, double *optimizer);
 
 void plan_compute(const PlanInput *input, Plan *plan);
+// One stage under one choice (NULL: model states alone). Returns the total that counts against device_memory.
+size_t plan_stage(const PlanInput *input, int stage, const PlanChoice *choice, PlanBytes *bytes);
+// Whether what is offloaded can be in this stage: every rank would keep a copy of it in stage 0.
+bool plan_offloads(const PlanInput *input, int stage);
 
 // How saves are made in a stage, for people.
 void plan_describe_saves(const PlanInput *input, const Plan *plan, int stage, char *text, size_t text_bytes);
@@ -78,11 +94,9 @@ void plan_print(const PlanInput *input, const Plan *plan, FILE *file);
 // Fails when the run's stage needs more than device_memory, with what is short and the cheapest change that fits.
 Status plan_check(const PlanInput *input, const Plan *plan);
 
-// Predicted beside measured (device_peak_bytes), to the byte. Returns whether they are equal.
-typedef struct PlanBytes {
-    size_t bytes[MEM_CATEGORIES];
-    size_t snapshot;
-} PlanBytes;
+// What a device has counted, to compare with the plan.
+PlanBytes plan_measured(const Device *device);
+// Predicted beside measured, to the byte. Returns whether they are equal.
 bool plan_print_measured(const PlanBytes *predicted, const PlanBytes *measured, FILE *file);
 
 #endif

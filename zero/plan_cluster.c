@@ -4,6 +4,7 @@
 
 #include "zero/options.h"
 #include "zero/plan_advice.h"
+#include "zero/plan_offload.h"
 #include "zero/plan_text.h"
 #include "zero/traffic.h"
 
@@ -45,25 +46,40 @@ static Status size_of(const Cluster *cluster, int n_ranks, int micro_batch, size
     return OK;
 }
 
-// What a step of a stage sends and how long it takes.
-static Status time_of(const Cluster *cluster, const Layout *layout, int stage, int micro_batch, int grad_accum,
-                      Traffic *traffic, double *textbook) {
+static TrafficInput traffic_input(const Cluster *cluster, const Layout *layout, int stage, int micro_batch,
+                                  int grad_accum) {
     const Config *c = cluster->config;
+    const ClusterSpeed *speed = &cluster->speed;
     TrafficInput input = {.layout = layout,
                           .shape = shape_of(c, layout->n_ranks),
                           .zero = options_zero(c),
+                          .input_bytes = options_input_bytes(c),
                           .grad_accum = grad_accum,
                           .overlap = c->overlap,
-                          .bytes_per_s = cluster->speed.bytes_per_s};
+                          .bytes_per_s = speed->bytes_per_s,
+                          .copy_bytes_per_s = speed->copy_bytes_per_s,
+                          .nvme_bytes_per_s = speed->nvme_bytes_per_s,
+                          .update_len_per_s = speed->update_len_per_s};
     input.zero.stage = stage;
-    if (cluster->speed.flops > 0) {
+    if (stage > 0 || layout->n_ranks == 1)
+        input.offload = options_offload(c, 0);
+    if (stage < 3)
+        input.offload.params = OFFLOAD_NONE;
+    if (speed->flops > 0) {
         double tokens = (double)micro_batch * c->seq_len, all = model_flops_per_token(&c->model, c->seq_len);
         double head = 6.0 * (double)c->model.vocab_size * c->model.channels, block = (all - head) / c->model.layers;
         double repeated = c->recompute == RECOMPUTE_FULL ? 1.0 / 3 : 0;  // norms and activations are no matmuls
-        input.block_forward_s = block / 3 * tokens / cluster->speed.flops;
-        input.block_backward_s = block * (2.0 / 3 + repeated) * tokens / cluster->speed.flops;
-        input.loss_s = head * tokens / cluster->speed.flops;
+        input.block_forward_s = block / 3 * tokens / speed->flops;
+        input.block_backward_s = block * (2.0 / 3 + repeated) * tokens / speed->flops;
+        input.loss_s = head * tokens / speed->flops;
     }
+    return input;
+}
+
+// What a step of a stage sends and how long it takes.
+static Status time_of(const Cluster *cluster, const Layout *layout, int stage, int micro_batch, int grad_accum,
+                      Traffic *traffic, double *textbook) {
+    TrafficInput input = traffic_input(cluster, layout, stage, micro_batch, grad_accum);
     *textbook = traffic_textbook(&input);
     return traffic_predict(&input, traffic);
 }
@@ -126,6 +142,11 @@ static void print_times(const Cluster *cluster, const Traffic t[PLAN_STAGES], co
         fprintf(file, "; a rank computes at %.4g %sFLOP/s", cluster->speed.flops / (tera ? 1e12 : 1e9), tera ? "T" : "G");
     if (cluster->speed.bytes_per_s > 0)
         fprintf(file, "; it sends %.4g Gbit/s", cluster->speed.bytes_per_s * 8 / 1e9);
+    if (cluster->speed.update_len_per_s > 0)
+        fprintf(file, "; its host copies %.3g GB/s and updates %.3g G parameters/s", cluster->speed.copy_bytes_per_s / 1e9,
+                cluster->speed.update_len_per_s / 1e9);
+    if (cluster->speed.nvme_bytes_per_s > 0)
+        fprintf(file, "; its disk moves %.3g GB/s, half of it read", cluster->speed.nvme_bytes_per_s / 1e9);
     fputs("\n", file);
     print_stages(file);
     for (int s = 0; s < PLAN_STAGES; s++)
@@ -213,7 +234,8 @@ static Status smaller_micro_batch(const Cluster *cluster, int stage, int *micro_
     return OK;
 }
 
-static Status recommend(const Cluster *cluster, const Layout *layout, const Traffic given[PLAN_STAGES]) {
+static Status recommend(const Cluster *cluster, const Layout *layout, const PlanInput *plan,
+                        const Traffic given[PLAN_STAGES]) {
     const Config *c = cluster->config;
     bool timed = cluster->speed.flops > 0 && cluster->speed.bytes_per_s > 0;
     PlanCase cases[2 * PLAN_STAGES];
@@ -241,6 +263,13 @@ static Status recommend(const Cluster *cluster, const Layout *layout, const Traf
     fprintf(cluster->file, "\n%s\n", sentence);
     if (chosen >= 0 && (double)cases[chosen].total <= (1 - PLAN_MARGIN) * (double)c->device_memory)
         return OK;
+    if (c->offload_optimizer == OFFLOAD_NONE) {
+        bool found;
+        TrafficInput traffic = {.layout = layout};
+        if (layout)
+            traffic = traffic_input(cluster, layout, 0, c->micro_batch, c->grad_accum);
+        TRY(plan_offload_recommend(plan, layout ? &traffic : NULL, PLAN_MARGIN, cluster->file, &found));
+    }
     int64_t ranks;
     TRY(smallest_ranks(cluster, PLAN_STAGES - 1, &ranks, total));
     if (ranks > 0)
@@ -296,10 +325,12 @@ static Status print_model(const Cluster *cluster, const Layout *layout) {
     for (int s = 0; s < PLAN_STAGES; s++)
         TRY(time_of(cluster, layout, s, c->micro_batch, c->grad_accum, &traffic[s], &textbook[s]));
     print_times(cluster, traffic, textbook);
+    TrafficInput plain = traffic_input(cluster, layout, 0, c->micro_batch, c->grad_accum);
+    TRY(plan_offload_print(&input, &plain, cluster->file));
     if (c->device_memory == 0)
         return OK;
     TRY(print_largest(cluster));
-    return recommend(cluster, layout, traffic);
+    return recommend(cluster, layout, &input, traffic);
 }
 
 static Status print_params(const Cluster *cluster) {
@@ -311,7 +342,8 @@ static Status print_params(const Cluster *cluster) {
     plan_compute(&input, &plan);
     plan_print(&input, &plan, cluster->file);
     static const Traffic unknown[PLAN_STAGES];
-    return c->device_memory > 0 ? recommend(cluster, NULL, unknown) : OK;
+    TRY(plan_offload_print(&input, NULL, cluster->file));
+    return c->device_memory > 0 ? recommend(cluster, NULL, &input, unknown) : OK;
 }
 
 Status plan_cluster(const Config *c, Device *device, ClusterSpeed speed, FILE *file) {

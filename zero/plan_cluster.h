@@ -14,6 +14,9 @@
 typedef struct ClusterSpeed {
     double flops;        // FLOP/s that a rank reaches in training; 0: unknown
     double bytes_per_s;  // that a rank can send; 0: unknown
+    // What offload needs, all 0 without --measure: copies between device and host, elements that the host updates, and
+    // bytes that its disk reads and writes together.
+    double copy_bytes_per_s, update_len_per_s, nvme_bytes_per_s;
 } ClusterSpeed;
 
 // The config is resolved for config->ranks. `device` is of the kind that is planned for; nothing is allocated on it.

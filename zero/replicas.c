@@ -14,11 +14,13 @@ typedef struct Check {
     const Layout *layout;
     ZeroOptions options;
     Stream *compute;
-    float *staging;
+    const StateView *view;
     Status status;
     // what is being hashed
     const UnitLayout *unit;
-    char *memory;  // of the range
+    char *memory;  // of the range; NULL: offloaded state of `kind` of unit `u`, which the view fetches
+    StateKind kind;
+    int u;
     Dtype dtype;
     uint64_t *hashes;  // (MAX_TENSORS) of the unit; 0: this rank has nothing of the tensor
 } Check;
@@ -27,15 +29,23 @@ static size_t table_index(int row, int u, int tensor, int n_units) {
     return ((size_t)row * (size_t)n_units + (size_t)u) * MAX_TENSORS + (size_t)tensor;
 }
 
+// Bytes [at, at + n) of the range to the view's staging buffer.
+static Status read_bytes(const Check *c, size_t at, size_t n) {
+    float *to = c->view->staging;
+    if (!c->memory)
+        return c->view->fetch(c->view->context, c->kind, c->u, (int64_t)(at / sizeof *to), (int64_t)(n / sizeof *to), to);
+    stream_copy(c->compute, to, c->memory + at, n);
+    return stream_sync(c->compute);
+}
+
 static void hash_range(void *context, const TensorSpec *tensor, int64_t in_tensor, int64_t in_range, int64_t count) {
     Check *c = context;
     size_t e = dtype_bytes(c->dtype), bytes = (size_t)count * e;
     uint64_t hash = (uint64_t)in_tensor + 1;
     for (size_t at = 0; at < bytes && c->status == OK; at += STATE_PIECE_BYTES) {
         size_t n = bytes - at < STATE_PIECE_BYTES ? bytes - at : STATE_PIECE_BYTES;
-        stream_copy(c->compute, c->staging, c->memory + (size_t)in_range * e + at, n);
-        c->status = stream_sync(c->compute);
-        hash = hash_bytes(c->staging, n, hash);
+        c->status = read_bytes(c, (size_t)in_range * e + at, n);
+        hash = hash_bytes(c->view->staging, n, hash);
     }
     c->hashes[tensor - c->unit->spec.tensors] = hash;
 }
@@ -55,20 +65,24 @@ static Status fill_table(Check *c, Comm *comm, Params *params, Optim *optimizer,
             int64_t begin = whole ? 0 : l->shard * c->unit->shard_len;
             int64_t len = whole ? c->unit->full_len : c->unit->shard_len;
             c->dtype = row == 0 ? c->options.dtype : DTYPE_FP32;
-            c->memory =
-                row == 0 ? params_shard(params, u) : (char *)optimizer_state(optimizer, (StateKind)(row - 1), u);
-            if (!c->memory)
+            c->kind = (StateKind)(row > 0 ? row - 1 : 0);
+            c->u = u;
+            c->memory = row == 0 ? params_shard(params, u) : (char *)optimizer_state(optimizer, c->kind, u);
+            if (row > 0 && !c->memory && !(optimizer_offloaded(optimizer) && c->view->has[c->kind]))
                 continue;
-            if (whole)  // the shard lies at its place in the whole
+            UnitParams gathered = {0};  // row 0: when the unit's all-gather is done, or where its shard is otherwise
+            if (row == 0 && (whole || !c->memory))
+                gathered = params_acquire(params, u, FORWARD);
+            if (row == 0 && !c->memory)
+                c->memory = (char *)(uintptr_t)gathered.unit + (size_t)begin * dtype_bytes(c->dtype);
+            else if (whole && c->memory)  // the shard lies at its place in the whole
                 c->memory -= (size_t)(l->shard * c->unit->shard_len) * dtype_bytes(c->dtype);
-            if (row == 0 && whole) {  // wait until the unit's all-gather is done
-                params_acquire(params, u, FORWARD);
-                params_release(params, u);
-            }
             if (row == 0)
                 hook_flip(c->compute, comm_rank(comm), u, comm_step(comm), c->memory, c->dtype);
             c->hashes = table + table_index(row, u, 0, l->n_units);
             layout_visit(c->unit, begin, len, hash_range, c);
+            if (gathered.unit)
+                params_release(params, u);
             TRY(c->status);
         }
     }
@@ -115,13 +129,13 @@ static Status compare(const Layout *l, const uint64_t *tables, size_t size, int 
 }
 
 Status replicas_check(const Layout *l, ZeroOptions options, Comm *comm, Stream *compute, Params *params,
-                      Optim *optimizer, float *staging) {
+                      Optim *optimizer, const StateView *view) {
     int n = comm_size(comm);
     size_t size = table_index(ROWS, 0, 0, l->n_units);
     uint64_t *tables = calloc((size_t)n * size, sizeof *tables);
     if (!tables)
         return fail("out of host memory for the hashes of --check-replicas-every");
-    Check c = {.layout = l, .options = options, .compute = compute, .staging = staging};
+    Check c = {.layout = l, .options = options, .compute = compute, .view = view};
     Status status = OK;
     TRY_GOTO(fill_table(&c, comm, params, optimizer, tables + (size_t)comm_rank(comm) * size), done);
     for (int r = 0; r < n; r++)

@@ -9,8 +9,8 @@
 #include "zero/optimizer.h"
 
 // Collective. Fails on every rank, with the first tensor whose copies differ and the rank that has another value than most
-// (with two copies: both ranks). staging: (STATE_PIECE_LEN) floats of host memory.
+// (with two copies: both ranks). view: how to read what is offloaded of the optimizer, and its staging buffer.
 Status replicas_check(const Layout *layout, ZeroOptions options, Comm *comm, Stream *compute, Params *params,
-                      Optim *optimizer, float *staging);
+                      Optim *optimizer, const StateView *view);
 
 #endif

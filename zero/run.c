@@ -274,6 +274,17 @@ static size_t all_bytes(const Device *device) {
     return total;
 }
 
+// Bytes moved and seconds waited, a level.
+static void offload_json(cJSON *o, const OffloadStats *s) {
+    cJSON_AddNumberToObject(o, "bytes_down", (double)s->bytes_down);
+    cJSON_AddNumberToObject(o, "bytes_up", (double)s->bytes_up);
+    cJSON_AddNumberToObject(o, "copy_wait_s", s->copy_wait_s);
+    cJSON_AddNumberToObject(o, "nvme_bytes_read", (double)s->bytes_read);
+    cJSON_AddNumberToObject(o, "nvme_bytes_written", (double)s->bytes_written);
+    cJSON_AddNumberToObject(o, "nvme_wait_s", s->nvme_wait_s);
+    cJSON_AddNumberToObject(o, "update_s", s->update_s);
+}
+
 static void step_json(RunLog *log, const StepReport *r, const Device *device) {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)r->step);
@@ -298,6 +309,8 @@ static void step_json(RunLog *log, const StepReport *r, const Device *device) {
     cJSON *bytes = cJSON_AddObjectToObject(o, "device_bytes");
     for (int c = 0; c < MEM_CATEGORIES; c++)
         cJSON_AddNumberToObject(bytes, memory_category_names[c], (double)device_bytes(device, (MemoryCategory)c));
+    if (r->offload)
+        offload_json(cJSON_AddObjectToObject(o, "offload"), r->offload);
     log_event(log, "step", o);
 }
 

@@ -49,6 +49,7 @@ typedef struct StepReport {
     double data_wait_s;
     double save_wait_s;       // that saves have held training up since the step before
     CommStats comm;
+    const OffloadStats *offload;  // NULL: nothing is offloaded
 } StepReport;
 
 // Open OUT/log.jsonl (out NULL: terminal only), cut to `length`; a missing or empty one begins anew. Creates OUT. Only rank

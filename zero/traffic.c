@@ -2,6 +2,10 @@
 
 #include <stdlib.h>
 
+#include "zero/nvme_file.h"
+#include "zero/offload_params.h"
+#include "zero/offload_state.h"
+
 enum { STEADY_STEPS = 2 };  // after which each step is like the one before
 
 typedef struct Walk {
@@ -11,7 +15,10 @@ typedef struct Walk {
     double in_slot_at[N_SLOTS];
     double slot_read[N_SLOTS];  // when the reduction has read the gradient slot
     double *published;    // (n_units) stages 1, 2: when the unit's parameters are here
+    int staged[OFFLOAD_STAGINGS], next_staging;  // offloaded parameters: the units whose shards are on the device
     double compute, gather, reduce, link;  // when each is free
+    double fetch, down;                    // the same: offload's streams
+    OffloadStats offload;
     double compute_s, comm_s;
     int64_t bytes[COMM_COLLECTIVES];
 } Walk;
@@ -35,6 +42,86 @@ static double travel(Walk *w, double *stream, Collective collective, int64_t byt
     return *stream;
 }
 
+// ---- what is offloaded: as zero/offload_params.c and zero/grads.c ----
+
+static double seconds(double amount, double per_s) {
+    return per_s > 0 ? amount / per_s : 0;
+}
+
+static bool offloads_optimizer(const Walk *w) {
+    return w->in->offload.optimizer != OFFLOAD_NONE;
+}
+
+static int64_t shard_bytes(const Walk *w, int u, Dtype dtype) {
+    return w->in->layout->units[u].shard_len * (int64_t)dtype_bytes(dtype);
+}
+
+static void fetch_shard(Walk *w, int u) {
+    const TrafficInput *in = w->in;
+    if (in->offload.params == OFFLOAD_NONE)
+        return;
+    for (int i = 0; i < OFFLOAD_STAGINGS; i++)
+        if (w->staged[i] == u)
+            return;
+    w->staged[w->next_staging] = u;
+    w->next_staging = (w->next_staging + 1) % OFFLOAD_STAGINGS;
+    int64_t bytes = shard_bytes(w, u, in->zero.dtype), read = (bytes + NVME_ALIGN - 1) / NVME_ALIGN * NVME_ALIGN;
+    double s = seconds((double)bytes, in->copy_bytes_per_s);
+    w->offload.bytes_up += bytes;
+    if (in->offload.params == OFFLOAD_NVME) {
+        w->offload.bytes_read += read;
+        s += seconds((double)read, in->nvme_bytes_per_s);
+    }
+    w->fetch = later(w->fetch, w->compute) + s;
+    if (!in->overlap)
+        w->compute = w->fetch;
+}
+
+static void fetch_ahead(Walk *w, int ahead) {
+    if (w->in->zero.stage == 3 && ahead > 0 && ahead < w->in->layout->n_units &&
+        w->in_slot[layout_slot(w->in->layout, ahead)] != ahead)
+        fetch_shard(w, ahead);
+}
+
+static void gradient_down(Walk *w, int u, bool first, bool last) {
+    const TrafficInput *in = w->in;
+    if (!offloads_optimizer(w) || (in->zero.stage < 2 && !last))
+        return;
+    int64_t bytes = shard_bytes(w, u, in->zero.grad_dtype);
+    w->offload.bytes_up += in->zero.stage >= 2 && !first ? bytes : 0;
+    w->offload.bytes_down += bytes;
+    w->down = later(w->down, w->reduce) + seconds((double)bytes, in->copy_bytes_per_s);
+}
+
+// The walk over a unit's tiles: copies, requests and arithmetic go on at the same time.
+static void update_unit(Walk *w, int u) {
+    const TrafficInput *in = w->in;
+    if (!offloads_optimizer(w))
+        return;
+    int64_t params = shard_bytes(w, u, in->zero.dtype), requests = 0, len = in->layout->units[u].shard_len;
+    if (in->offload.optimizer == OFFLOAD_NVME) {
+        int64_t bytes = offload_state_unit_bytes(in->layout, &in->offload, u);
+        w->offload.bytes_read += bytes;
+        w->offload.bytes_written += bytes;
+        requests += 2 * bytes;
+    }
+    if (in->offload.params == OFFLOAD_NVME) {
+        int64_t bytes = (params + NVME_ALIGN - 1) / NVME_ALIGN * NVME_ALIGN;
+        w->offload.bytes_written += bytes;
+        requests += bytes;
+    }
+    if (in->offload.params == OFFLOAD_NONE)
+        w->offload.bytes_up += params;
+    double s = seconds((double)len, in->update_len_per_s);
+    s = later(s, seconds((double)requests, in->nvme_bytes_per_s));
+    if (in->offload.params == OFFLOAD_NONE)
+        s = later(s, seconds((double)params, in->copy_bytes_per_s));
+    w->compute += s;
+    for (int i = 0; i < OFFLOAD_STAGINGS; i++)
+        if (w->staged[i] == u)
+            w->staged[i] = -1;
+}
+
 static double all_gather(Walk *w, double *stream, int u, Dtype dtype) {
     return travel(w, stream, COMM_ALL_GATHER,
                   comm_all_gather_bytes(w->in->shape, w->in->layout->units[u].shard_len, dtype));
@@ -47,10 +134,13 @@ static void fetch(Walk *w, int u) {
     if (w->in_slot[slot] == u)
         return;
     w->in_slot[slot] = u;
+    fetch_shard(w, u);
+    w->gather = later(w->gather, w->fetch);
     w->in_slot_at[slot] = all_gather(w, &w->gather, u, w->in->zero.dtype);
 }
 
-static void acquire(Walk *w, int u, int ahead) {
+static void acquire(Walk *w, int u, int way) {
+    int ahead = u + way;
     const Layout *layout = w->in->layout;
     bool tied = needs_tied(w, u);
     if (w->in->zero.stage == 3) {
@@ -59,6 +149,7 @@ static void acquire(Walk *w, int u, int ahead) {
             fetch(w, 0);
         if (ahead > 0 && ahead < layout->n_units)
             fetch(w, ahead);
+        fetch_ahead(w, u + 2 * way);
         w->compute = later(w->compute, w->in_slot_at[layout_slot(layout, u)]);
         if (tied)
             w->compute = later(w->compute, w->in_slot_at[layout_slot(layout, 0)]);
@@ -106,32 +197,39 @@ static void compute(Walk *w, double seconds) {
     w->compute_s += seconds;
 }
 
-static void forward_backward(Walk *w, bool last) {
+static void forward_backward(Walk *w, bool first, bool last) {
     for (int u = 0; u < w->head; u++) {
-        acquire(w, u, u + 1);
+        acquire(w, u, 1);
         compute(w, u > 0 ? w->in->block_forward_s : 0);
     }
-    acquire(w, w->head, w->head - 1);
+    acquire(w, w->head, -1);
     wait_for_gradient_slot(w, w->head);
     if (needs_tied(w, w->head))
         wait_for_gradient_slot(w, 0);
     compute(w, w->in->loss_s);
     reduce(w, w->head, last);
+    gradient_down(w, w->head, first, last);
     for (int u = w->head - 1; u >= 0; u--) {
         if (u > 0)
-            acquire(w, u, u - 1);
+            acquire(w, u, -1);
         wait_for_gradient_slot(w, u);
         compute(w, u > 0 ? w->in->block_backward_s : 0);
         reduce(w, u, last);
+        gradient_down(w, u, first, last);
     }
 }
 
 static void step(Walk *w) {
     for (int micro = 0; micro < w->in->grad_accum; micro++)
-        forward_backward(w, micro == w->in->grad_accum - 1);
-    w->compute = later(w->compute, w->reduce);  // the norm needs all gradients
-    for (int u = 0; u <= w->head; u++)
+        forward_backward(w, micro == 0, micro == w->in->grad_accum - 1);
+    w->compute = later(later(w->compute, w->reduce), w->down);  // the norm needs all gradients
+    for (int u = 0; u <= w->head; u++) {
+        update_unit(w, u);
         publish(w, u);
+    }
+    int64_t inputs = (int64_t)(w->head - 2) * w->in->grad_accum * w->in->input_bytes;  // of all blocks but the last
+    w->offload.bytes_down += inputs;
+    w->offload.bytes_up += inputs;
 }
 
 Status traffic_predict(const TrafficInput *in, Traffic *traffic) {
@@ -141,6 +239,8 @@ Status traffic_predict(const TrafficInput *in, Traffic *traffic) {
         return fail("out of host memory");
     for (int slot = 0; slot < N_SLOTS; slot++)
         w.in_slot[slot] = -1;
+    for (int i = 0; i < OFFLOAD_STAGINGS; i++)
+        w.staged[i] = -1;
     Walk before = w;
     for (int i = 0; i <= STEADY_STEPS; i++) {
         before = w;
@@ -149,6 +249,10 @@ Status traffic_predict(const TrafficInput *in, Traffic *traffic) {
     *traffic = (Traffic){.compute_s = w.compute_s - before.compute_s,
                          .comm_s = w.comm_s - before.comm_s,
                          .step_s = w.compute - before.compute};
+    traffic->offload = (OffloadStats){.bytes_down = w.offload.bytes_down - before.offload.bytes_down,
+                                      .bytes_up = w.offload.bytes_up - before.offload.bytes_up,
+                                      .bytes_read = w.offload.bytes_read - before.offload.bytes_read,
+                                      .bytes_written = w.offload.bytes_written - before.offload.bytes_written};
     for (int c = 0; c < COMM_COLLECTIVES; c++) {
         traffic->bytes[c] = w.bytes[c] - before.bytes[c];
         traffic->total_bytes += traffic->bytes[c];

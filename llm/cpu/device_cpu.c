@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "llm/hooks.h"
+#include "llm/host_ops.h"
 
 // ---- instruction sets ----
 
@@ -62,8 +63,7 @@ static void cpu_model_name(char *name, size_t name_bytes) {
     fclose(file);
 }
 
-// Cores for this process: those its launcher bound it to, or if it did not, a fair share of all.
-static int usable_cores(int local_size) {
+int host_cores(int local_size) {
     cpu_set_t set;
     int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     bool bound = cores < sysconf(_SC_NPROCESSORS_ONLN);
@@ -72,7 +72,8 @@ static int usable_cores(int local_size) {
 }
 
 static Status cpu_open(Device *device, const DeviceOptions *options) {
-    device->threads = options->threads > 0 ? options->threads : usable_cores(options->local_size);
+    (void)options;  // what it asks for is in the device's common part
+    device->threads = device->host_threads;
     device->memory_size = device->host_size;
     device->ops = &cpu_ops;
     device->native[DTYPE_FP32] = true;
@@ -108,8 +109,7 @@ static bool use_mmap(size_t bytes) {
 #endif
 }
 
-static void *cpu_memory_alloc(Device *device, size_t bytes) {
-    (void)device;
+static void *allocate(size_t bytes, size_t alignment) {
     if (use_mmap(bytes)) {
         void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED)
@@ -117,18 +117,28 @@ static void *cpu_memory_alloc(Device *device, size_t bytes) {
         madvise(memory, bytes, MADV_HUGEPAGE);
         return memory;
     }
-    size_t rounded = (bytes + 255) / 256 * 256;
+    size_t rounded = (bytes + alignment - 1) / alignment * alignment;
 #ifdef SANITIZE_BUILD
     void *memory = NULL;
-    if (posix_memalign(&memory, 256, bytes) != 0)
+    if (posix_memalign(&memory, alignment, bytes) != 0)
         return NULL;
     rounded = bytes;
 #else
-    void *memory = aligned_alloc(256, rounded);
+    void *memory = aligned_alloc(alignment, rounded);
 #endif
     if (memory)
         memset(memory, 0, rounded);
     return memory;
+}
+
+static void *cpu_memory_alloc(Device *device, size_t bytes) {
+    (void)device;
+    return allocate(bytes, 256);
+}
+
+static void *cpu_host_alloc(Device *device, size_t bytes) {
+    (void)device;
+    return allocate(bytes, 4096);
 }
 
 static void cpu_memory_free(Device *device, void *memory, size_t bytes) {
@@ -474,7 +484,7 @@ const DeviceBackend cpu_backend = {
     .close = cpu_close,
     .memory_alloc = cpu_memory_alloc,
     .memory_free = cpu_memory_free,
-    .host_alloc = cpu_memory_alloc,
+    .host_alloc = cpu_host_alloc,
     .host_free = cpu_memory_free,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_stream_destroy,

@@ -2,13 +2,14 @@
 #include "llm/cpu/attention.h"
 #include "llm/cpu/kernels.h"
 #include "llm/cpu/linear.h"
+#include "llm/host_ops.h"
 
-// Run a kernel over [0, len), cut at multiples of `align`, on the stream's threads. Below SMALL bytes a parallel region
-// costs more than it saves.
+// Run a kernel over [0, len), cut at multiples of `align`, on some threads. Below SMALL bytes a parallel region costs more
+// than it saves.
 enum { SMALL = 32 << 10 };
-static void run(const Stream *stream, CpuKernel *kernel, const void *arguments, int64_t len, int64_t align,
-                int64_t bytes) {
-    int n = bytes < SMALL ? 1 : cpu_threads(stream);
+static void run_threads(int threads, CpuKernel *kernel, const void *arguments, int64_t len, int64_t align,
+                        int64_t bytes) {
+    int n = bytes < SMALL ? 1 : threads;
 #pragma omp parallel for num_threads(n) if (n > 1) schedule(static, 1)
     for (int i = 0; i < n; i++) {
         int64_t begin, end;
@@ -16,6 +17,11 @@ static void run(const Stream *stream, CpuKernel *kernel, const void *arguments, 
         if (begin < end)
             kernel(arguments, begin, end);
     }
+}
+
+static void run(const Stream *stream, CpuKernel *kernel, const void *arguments, int64_t len, int64_t align,
+                int64_t bytes) {
+    run_threads(cpu_threads(stream), kernel, arguments, len, align, bytes);
 }
 
 // ---- embedding ----
@@ -172,15 +178,23 @@ static void sum_to_host(Stream *stream, double *sum, const float *values, int64_
     cpu_launch(stream, run_sum, &a, sizeof a);
 }
 
+static void sumsq(const Flat *a, int threads) {
+    run_threads(threads, CPU_PICK(flat_kernels)->sumsq, a, (a->len + SUMSQ_TILE - 1) / SUMSQ_TILE, 1, a->len * 4);
+}
+
 static void run_sumsq(Stream *stream, void *arguments) {
-    const Flat *a = arguments;
-    run(stream, CPU_PICK(flat_kernels)->sumsq, a, (a->len + SUMSQ_TILE - 1) / SUMSQ_TILE, 1, a->len * 4);
+    sumsq(arguments, cpu_threads(stream));
 }
 
 static void sumsq_to_host(Stream *stream, float *tile_sums, const void *values, Dtype dtype, float divisor,
                           int64_t len) {
     const Flat a = {tile_sums, DTYPE_FP32, values, dtype, len, divisor};
     cpu_launch(stream, run_sumsq, &a, sizeof a);
+}
+
+void host_sumsq(float *tile_sums, const void *values, Dtype dtype, float divisor, int64_t len, int threads) {
+    const Flat a = {tile_sums, DTYPE_FP32, values, dtype, len, divisor};
+    sumsq(&a, threads);
 }
 
 static void run_convert(Stream *stream, void *arguments) {
@@ -193,6 +207,11 @@ static void convert(Stream *stream, void *to, Dtype to_dtype, const void *from, 
     cpu_launch(stream, run_convert, &a, sizeof a);
 }
 
+void host_convert(void *to, Dtype to_dtype, const void *from, Dtype from_dtype, int64_t len, int threads) {
+    const Flat a = {to, to_dtype, from, from_dtype, len, 1.0f};
+    run_threads(threads, CPU_PICK(flat_kernels)->convert, &a, len, 64, len * 4);
+}
+
 static void run_add(Stream *stream, void *arguments) {
     const Flat *a = arguments;
     run(stream, CPU_PICK(flat_kernels)->add, a, a->len, 64, a->len * 4);
@@ -203,9 +222,12 @@ static void add(Stream *stream, void *to, Dtype to_dtype, const void *from, Dtyp
     cpu_launch(stream, run_add, &a, sizeof a);
 }
 
+void host_adamw(const AdamwArgs *args, int threads) {
+    run_threads(threads, CPU_PICK(flat_kernels)->adamw, args, args->len, 64, args->len * 16);
+}
+
 static void run_adamw(Stream *stream, void *arguments) {
-    const AdamwArgs *a = arguments;
-    run(stream, CPU_PICK(flat_kernels)->adamw, a, a->len, 64, a->len * 16);
+    host_adamw(arguments, cpu_threads(stream));
 }
 
 _Static_assert(sizeof(AdamwArgs) <= STREAM_CALL_BYTES, "cpu_launch copies at most STREAM_CALL_BYTES");
