@@ -26,6 +26,7 @@ LDLIBS := -lm -ldl -pthread
 ifdef SANITIZE
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -DSANITIZE_BUILD
 CFLAGS += $(SANITIZER)
+CUDA := 0# CUDA's sources are sanitized in the simulator (dev/cudasim)
 endif
 
 # ---- what this machine has: each probe compiles and links one line (a name in a package list proves nothing) ----
@@ -116,4 +117,5 @@ clean:
 	rm -rf build train_gpt
 
 -include dev/cudasim/cudasim.mk
+-include test/fuzz/fuzz.mk
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -13,9 +13,9 @@
 #include "data/shards.h"
 #include "data/vocab.h"
 #include "llm/config.h"
+#include "llm/deepspeed.h"
 #include "llm/model.h"
 #include "llm/peak.h"
-#include "llm/schedule.h"
 #include "zero/checkpoint.h"
 #include "zero/measure.h"
 #include "zero/explain.h"
@@ -457,6 +457,7 @@ static Status open_data(Run *r) {
         return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->val, c->seq_len + 1);
     shards_fingerprint(r->train, r->data, sizeof r->data);
     TRY(vocab_open(shards_path(r->train, 0), &r->vocab));
+    c->eot_token = vocab_eot(r->vocab);
     return c->sample_every > 0 ? encode_prompt(r) : OK;
 }
 
@@ -541,12 +542,12 @@ static Status open_state(Run *r) {
     TRY(check_out_is_free(c, path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
-    r->state.scale = loss_scale_make(c->dtype == DTYPE_FP16 && c->loss_scale == 0,
-                                     c->loss_scale > 0 ? c->loss_scale : c->dtype == DTYPE_FP16 ? 0 : 1);
+    r->state.scale = options_loss_scale(c);
     if (path[0]) {
         CheckpointRun run = checkpoint_run(r);
         TRY(checkpoint_load(path, &run, &r->layout, r->comm, &r->view.view, &r->state, notes, sizeof notes));
         TRY(optimizer_state_loaded(r->optimizer));
+        r->state.scale = loss_scale_resume(r->state.scale, options_loss_scale(c));
         if (checkpoint_is_in(c->out, path))
             r->last_saved = r->state.step;
         else
@@ -649,6 +650,8 @@ static Status run_answer(Run *r) {
     Config *c = &r->config;
     if (c->help) {
         config_print_help(stdout);
+    } else if (c->config_help) {
+        deepspeed_print_help(stdout);
     } else if (c->version) {
         puts("zero.c train_gpt 0.1");
     } else {
@@ -682,8 +685,7 @@ static Status run_training(Run *r) {
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train),
                    .predicted = predicted, .offload = r->offload, .saves = c->out ? r->saves : NULL};
     TRY(introduce(&intro, r->log));
-    r->schedule = (Schedule){.kind = c->schedule, .lr = c->lr, .min_lr = c->min_lr, .wsd_decay = c->wsd_decay,
-                             .warmup = c->warmup, .steps = c->steps};
+    r->schedule = options_schedule(c);
     run_listen();
     if (c->trace)
         TRY(trace_open(r->comm, c->trace));
@@ -703,11 +705,13 @@ static Status run(Run *r, int argc, char **argv) {
     r->rank = r->world.rank;
     r->n_ranks = r->world.size;
     TRY(config_parse(c, argc, argv));
+    if (c->config_file)
+        TRY(deepspeed_read(c, r->rank == 0 ? stderr : NULL));
     run_limit_time(c->max_minutes);
     const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
     if (alone && r->n_ranks > 1)
         return fail_usage("--%s is the work of one rank: leave out mpirun", alone);
-    if (c->help || c->version || (c->print_config && !c->train && !c->plan))
+    if (c->help || c->version || c->config_help || (c->print_config && !c->train && !c->plan))
         return r->rank == 0 ? run_answer(r) : OK;
     if (c->plan) {
         TRY(config_resolve(c, c->ranks, 0));

@@ -89,7 +89,7 @@ def hashes(log):
 
 def build(c):
     """Build for this GPU"""
-    targets = ["train_gpt", "dev/make_tokens", "test/test_ops", "test/test_device", "dev/bench_peak", "dev/bench_comm"]
+    targets = ["train_gpt", "dev/make_tokens", "test/test_ops", "test/test_attention", "test/test_device", "dev/bench_peak", "dev/bench_comm"]
     c.run("make", f"-j{os.cpu_count()}", *[os.path.join(c.build, t) for t in targets])
     with open(os.path.join(c.build, "found.mk"), encoding="utf-8") as file:
         if "HAVE_CUDA := 1" not in file.read():
@@ -99,7 +99,7 @@ def build(c):
 
 def ops(c):
     """The table of operations: GPU against the reference"""
-    for program in ("test_device", "test_ops"):
+    for program in ("test_device", "test_attention", "test_ops"):
         output = c.run(c.program("test/" + program), "--device", "cuda")
     return output.strip().splitlines()[-1].strip("[ ]")
 

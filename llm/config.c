@@ -23,6 +23,34 @@ bool config_given(const Config *config, const char *name) {
     return config->given[i / 32] >> i % 32 & 1;
 }
 
+const char *config_source(const Config *config, const char *name, char *text, size_t text_bytes) {
+    const char *key = config->given_by[flag_find(name) - flags];
+    if (key)
+        snprintf(text, text_bytes, "\"%s\" of %s", key, config->config_file);
+    else
+        snprintf(text, text_bytes, "--%s", name);
+    return text;
+}
+
+Status config_set(Config *config, const char *name, const char *text, const char *key) {
+    const Flag *flag = flag_find(name);
+    Config other = *config;
+    TRY(flag_parse(flag, text, &other));
+    if (config_given(config, name)) {
+        char here[256], there[256], source[512];
+        flag_text(flag, config, here, sizeof here);
+        flag_text(flag, &other, there, sizeof there);
+        return strcmp(here, there) == 0
+                   ? OK
+                   : fail_usage("%s says %s, but \"%s\" of %s says %s: leave one of the two out",
+                                config_source(config, name, source, sizeof source), here, key, config->config_file, there);
+    }
+    *config = other;
+    mark_given(config, flag);
+    config->given_by[flag - flags] = key;
+    return OK;
+}
+
 void config_defaults(Config *config) {
     memset(config, 0, sizeof *config);
     for (int i = 0; i < n_flags; i++)

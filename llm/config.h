@@ -1,4 +1,5 @@
-// config: every option of a run in one struct, and the ways to fill it: defaults, presets, flags, a Hugging Face config.json.
+// config: every option of a run in one struct, and the ways to fill it: defaults, presets, flags, a Hugging Face config.json,
+// DeepSpeed's JSON (llm/deepspeed.h).
 //
 // Data flows one way: flags → Config → layout → device memory → steps → log and checkpoint. After config_parse and
 // config_resolve nothing changes a Config. One declarative table of flags (in config_flags.c) drives parsing, --help,
@@ -44,7 +45,16 @@ typedef struct ModelConfig {
 } ModelConfig;
 
 typedef enum Optimizer { OPTIMIZER_ADAMW, OPTIMIZER_ADAM, OPTIMIZER_SGD } Optimizer;
-typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
+typedef enum ScheduleKind {
+    SCHEDULE_COSINE,
+    SCHEDULE_LINEAR,
+    SCHEDULE_CONSTANT,
+    SCHEDULE_WSD,
+    SCHEDULE_WARMUP_LR,  // DeepSpeed's, from here on
+    SCHEDULE_WARMUP_DECAY_LR,
+    SCHEDULE_WARMUP_COSINE_LR
+} ScheduleKind;
+typedef enum WarmupType { WARMUP_LOG, WARMUP_LINEAR } WarmupType;  // of DeepSpeed's schedules
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum DeviceChoice { CHOOSE_AUTO, CHOOSE_CPU, CHOOSE_CUDA } DeviceChoice;
 typedef enum OffloadLevel { OFFLOAD_NONE, OFFLOAD_CPU, OFFLOAD_NVME } OffloadLevel;  // device, host memory, a file
@@ -60,6 +70,8 @@ typedef struct Config {
     // data
     const char *train, *val; // file, directory or glob of HDF5 shards
     uint64_t seed;
+    int64_t data_vocab;      // the shards' own vocabulary, 0 if none says; below the model's where that one is padded
+    int64_t eot_token;       // that ends a text in the shards, -1 if none says
 
     // batch: global = micro · grad_accum · ranks, in sequences. Any two; 0 = not given.
     int micro_batch, grad_accum, global_batch;
@@ -67,12 +79,14 @@ typedef struct Config {
 
     // optimizer
     Optimizer optimizer;
-    double lr, min_lr;       // min_lr: floor of cosine, linear and wsd
-    int64_t warmup;          // steps of linear warm-up
+    double lr, min_lr;       // min_lr: floor of cosine, linear, wsd and WarmupCosineLR
+    int64_t warmup;          // steps of warm-up
     ScheduleKind schedule;
     int64_t steps;           // length of the schedule and of the run
     int64_t stop_at;         // end early at this step without changing the schedule; 0 = steps
     double wsd_decay;        // fraction of the steps that wsd decays over (0.1)
+    double warmup_min_lr;    // of DeepSpeed's schedules: where warm-up begins
+    WarmupType warmup_type;  // and how it rises
     double beta1, beta2, eps, momentum, weight_decay;
     double grad_clip;        // 0 = off
     int64_t max_skips;       // stop after this many skipped steps in a row
@@ -81,6 +95,9 @@ typedef struct Config {
     Dtype dtype;
     StateDtype grad_dtype, reduce_dtype;
     double loss_scale;       // 0 = dynamic (fp16) or 1 (others)
+    double loss_scale_init, loss_scale_min;  // of the dynamic one, as the rest: see llm/loss_scale.h
+    int loss_scale_window, loss_scale_hysteresis;
+    bool loss_scale_consecutive;
 
     // ZeRO
     int zero_stage;          // 0–3
@@ -117,7 +134,8 @@ typedef struct Config {
     int64_t top_k;
 
     // tools
-    bool plan, print_config, help, version;
+    bool plan, print_config, help, version, config_help;
+    const char *config_file;   // DeepSpeed's JSON, or NULL
     int ranks;               // --plan: number of ranks to plan for
     double plan_params;      // --params: plan for this many parameters without a model
     double plan_flops;       // --flops: that a rank reaches, a second; 0 = unknown
@@ -129,7 +147,8 @@ typedef struct Config {
     const char *trace;       // file for a Chrome trace, or NULL
     int64_t check_replicas_every;  // steps; 0 = never
 
-    uint32_t given[4];       // bit i: flag i of the table was given (config_flags.c)
+    uint32_t given[4];            // bit i: flag i of the table was given (config_flags.c)
+    const char *given_by[4 * 32]; // the key of config_file that gave flag i; NULL: the command line
 } Config;
 
 // Defaults of every field.
@@ -159,8 +178,14 @@ struct cJSON *model_config_to_hf(const ModelConfig *model, Dtype dtype);
 // The model in a config that config_to_json wrote.
 Status model_config_from_json(ModelConfig *model, const struct cJSON *saved);
 
-// Whether the user gave the flag (by its long name, without dashes).
+// Give a flag the value that `key` of config_file says, as if it were on the command line. Fails if the command line says
+// another. `text` (of options that are text) and `key` must live as long as the program.
+Status config_set(Config *config, const char *flag, const char *text, const char *key);
+
+// Whether the user gave the flag (by its long name, without dashes), on the command line or in config_file; and what gave
+// it, for messages: `--lr`, or `"optimizer.params.lr" of ds.json`. Returns text.
 bool config_given(const Config *config, const char *flag);
+const char *config_source(const Config *config, const char *flag, char *text, size_t text_bytes);
 
 void config_print_help(FILE *file);
 void config_print_json(const Config *config, FILE *file);                // --print-config

@@ -107,21 +107,25 @@ static Status resolve_model(Config *config, int64_t data_vocab) {
     TRY(resolve_sequence(config, &model));
     TRY(model_config_check(&model));
     config->model = model;
+    config->data_vocab = data_vocab;
     return OK;
 }
 
 // ---- batch: global = micro · accum · ranks ----
 
+enum { TERM_BYTES = 512 };
+
 // "4 (--micro-batch)", or "? (not given)".
-static void batch_term(const Config *config, const char *flag, int value, char text[64]) {
+static void batch_term(const Config *config, const char *flag, int value, char text[TERM_BYTES]) {
+    char source[TERM_BYTES - 64];
     if (config_given(config, flag))
-        snprintf(text, 64, "%s %d (--%s)", flag, value, flag);
+        snprintf(text, TERM_BYTES, "%s %d (%s)", flag, value, config_source(config, flag, source, sizeof source));
     else
-        snprintf(text, 64, "%s ? (not given)", flag);
+        snprintf(text, TERM_BYTES, "%s ? (not given)", flag);
 }
 
 static Status batch_error(const Config *config, int ranks) {
-    char global[64], micro[64], accum[64];
+    char global[TERM_BYTES], micro[TERM_BYTES], accum[TERM_BYTES];
     batch_term(config, "global-batch", config->global_batch, global);
     batch_term(config, "micro-batch", config->micro_batch, micro);
     batch_term(config, "grad-accum", config->grad_accum, accum);
@@ -178,16 +182,21 @@ static Status resolve_batch(Config *config, int ranks) {
 // ---- the rest ----
 
 static Status resolve_schedule(Config *config) {
+    char source[512];
     if (!config_given(config, "warmup"))
         config->warmup = config->steps / 20 < 2000 ? config->steps / 20 : 2000;
     if (!config_given(config, "min-lr"))
         config->min_lr = config->lr / 10;
-    if (config->warmup > config->steps)
-        return fail_usage("--warmup %lld is longer than the run of %lld steps (--steps)", (long long)config->warmup,
+    if (config->warmup > config->steps && config->schedule != SCHEDULE_WARMUP_LR)  // which may end before its warm-up
+        return fail_usage("%s %lld is longer than the run of %lld steps (--steps)",
+                          config_source(config, "warmup", source, sizeof source), (long long)config->warmup,
                           (long long)config->steps);
     if (config->stop_at > config->steps)
         return fail_usage("--stop-at %lld is beyond the last of %lld steps (--steps)", (long long)config->stop_at,
                           (long long)config->steps);
+    if (config->loss_scale_init < config->loss_scale_min)
+        return fail_usage("--loss-scale-init %g is below --loss-scale-min %g", config->loss_scale_init,
+                          config->loss_scale_min);
     if (config->min_lr > config->lr)
         return fail_usage("--min-lr %g is above --lr %g", config->min_lr, config->lr);
     return OK;
@@ -195,7 +204,9 @@ static Status resolve_schedule(Config *config) {
 
 // An option that this run would ignore is a mistake worth a message.
 static Status check_ignored(const Config *c) {
-    bool adam = c->optimizer != OPTIMIZER_SGD;
+    bool adam = c->optimizer != OPTIMIZER_SGD, fp16 = c->dtype == DTYPE_FP16 && c->loss_scale == 0;
+    bool deepspeed = c->schedule >= SCHEDULE_WARMUP_LR;
+    bool decays = c->schedule != SCHEDULE_CONSTANT && (!deepspeed || c->schedule == SCHEDULE_WARMUP_COSINE_LR);
     bool nvme = c->plan || c->offload_optimizer == OFFLOAD_NVME || c->offload_params == OFFLOAD_NVME;
     const struct {
         const char *flag;
@@ -206,7 +217,14 @@ static Status check_ignored(const Config *c) {
         {"beta2", adam, "--optimizer adamw or adam"},
         {"eps", adam, "--optimizer adamw or adam"},
         {"momentum", !adam, "--optimizer sgd"},
-        {"min-lr", c->schedule != SCHEDULE_CONSTANT, "a --schedule that decays"},
+        {"min-lr", decays, "a --schedule that decays to it"},
+        {"warmup-min-lr", deepspeed, "--schedule WarmupLR, WarmupDecayLR or WarmupCosineLR"},
+        {"warmup-type", deepspeed, "--schedule WarmupLR, WarmupDecayLR or WarmupCosineLR"},
+        {"loss-scale-init", fp16, "--dtype fp16 without --loss-scale"},
+        {"loss-scale-window", fp16, "--dtype fp16 without --loss-scale"},
+        {"loss-scale-hysteresis", fp16, "--dtype fp16 without --loss-scale"},
+        {"loss-scale-consecutive", fp16, "--dtype fp16 without --loss-scale"},
+        {"loss-scale-min", fp16, "--dtype fp16 without --loss-scale"},
         {"wsd-decay", c->schedule == SCHEDULE_WSD, "--schedule wsd"},
         {"checkpoint-every", c->out != NULL, "--out"},
         {"checkpoint-async", c->plan || (c->out && c->checkpoint_every > 0), "--out and --checkpoint-every"},
@@ -229,9 +247,11 @@ static Status check_ignored(const Config *c) {
         {"model", c->plan_params == 0, "a plan without --params"},
         {"init-from", c->plan_params == 0, "a plan without --params"},
     };
+    char source[512];
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (config_given(c, rules[i].flag) && !rules[i].used)
-            return fail_usage("--%s has no effect here: it goes with %s", rules[i].flag, rules[i].needs);
+            return fail_usage("%s has no effect here: it goes with %s",
+                              config_source(c, rules[i].flag, source, sizeof source), rules[i].needs);
     return OK;
 }
 

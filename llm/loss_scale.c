@@ -29,10 +29,24 @@ bool loss_scale_update(LossScale *s, bool overflow) {
             s->scale = s->scale / s->factor > s->minimum ? s->scale / s->factor : s->minimum;
         }
         s->last_overflow = s->iteration;
-    } else if ((s->iteration - s->last_overflow) % s->window == 0) {
-        s->hysteresis_left = s->hysteresis;
-        s->scale *= s->factor;
+    } else {
+        bool grow = (s->iteration - s->last_overflow) % s->window == 0;
+        if (grow || s->consecutive)
+            s->hysteresis_left = s->hysteresis;
+        if (grow)
+            s->scale *= s->factor;
     }
     s->iteration++;
     return can_shrink;
+}
+
+LossScale loss_scale_resume(LossScale saved, LossScale asked) {
+    if (!saved.dynamic || !asked.dynamic)
+        return asked;
+    saved.window = asked.window;
+    saved.hysteresis = asked.hysteresis;
+    saved.factor = asked.factor;
+    saved.minimum = asked.minimum;
+    saved.consecutive = asked.consecutive;
+    return saved;
 }

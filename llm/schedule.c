@@ -14,8 +14,27 @@ static double interpolate(double from, double to, double p) {
     return p >= 1.0 ? to : from + (to - from) * p;
 }
 
+static const double pi = 3.14159265358979323846;
+
+static double deepspeed_lr(const Schedule *s, int64_t update) {
+    int64_t warmup = s->warmup > 2 ? s->warmup : 2, decay = s->steps - warmup > 1 ? s->steps - warmup : 1;
+    double rise = s->lr - s->warmup_min_lr;
+    if (update < warmup) {
+        double g = s->warmup_type == WARMUP_LOG ? 1.0 / log((double)warmup) * log((double)(update + 1))
+                                                : (double)update / (double)warmup;
+        return s->warmup_min_lr + rise * g;
+    }
+    if (s->kind == SCHEDULE_WARMUP_LR)
+        return s->warmup_min_lr + rise;
+    if (s->kind == SCHEDULE_WARMUP_DECAY_LR)
+        return s->warmup_min_lr + rise * fmax(0.0, (double)(s->steps - update) / (double)decay);
+    double p = fmin(1.0, (double)(update - warmup + 1) / (double)decay);
+    return s->min_lr + (s->lr - s->min_lr) * ((1.0 + cos(pi * p)) / 2.0);
+}
+
 double schedule_lr(const Schedule *s, int64_t update) {
-    const double pi = 3.14159265358979323846;
+    if (s->kind >= SCHEDULE_WARMUP_LR)
+        return deepspeed_lr(s, update);
     if (update < s->warmup)
         return s->lr * (double)(update + 1) / (double)s->warmup;
 
@@ -25,7 +44,7 @@ double schedule_lr(const Schedule *s, int64_t update) {
         case SCHEDULE_COSINE: return p >= 1.0 ? s->min_lr : s->min_lr + (s->lr - s->min_lr) * (1.0 + cos(pi * p)) / 2.0;
         case SCHEDULE_LINEAR: return interpolate(s->lr, s->min_lr, p);
         case SCHEDULE_CONSTANT: return s->lr;
-        case SCHEDULE_WSD: break;
+        default: break;  // wsd
     }
     // The decay has n updates, the first one already below lr; its p = 0 is the last stable update. It never eats into
     // the warm-up.

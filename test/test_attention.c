@@ -120,12 +120,17 @@ static void pull(Run *r, Tensor t) {
     assert_ok(stream_sync(r->stream));
 }
 
+static void fill_with_nan(Tensor t) {  // in every dtype
+    for (size_t i = 0; i < t.bytes / 2; i++)
+        dtype_store(DTYPE_BF16, t.host, i, NAN);
+}
+
 // NaN everywhere: results must be written.
 static Tensor new_tensor(Run *r, size_t bytes) {
     Tensor t = {.bytes = bytes};
     assert_ok(device_alloc(r->device, MEM_ACTIVATIONS, "test", bytes, &t.device));
     assert_ok(device_host_alloc(r->device, "test", bytes, &t.host));
-    memset(t.host, 0xff, bytes);
+    fill_with_nan(t);
     push(r, t);
     return t;
 }
@@ -141,7 +146,7 @@ static void reserve_scratch(Run *r) {
     Tensor scratch = {.device = device_scratch(r->device, &bytes)};
     scratch.bytes = bytes;
     assert_ok(device_host_alloc(r->device, "test", bytes, &scratch.host));
-    memset(scratch.host, 0xff, bytes);
+    fill_with_nan(scratch);
     push(r, scratch);
     assert_ok(stream_sync(r->stream));
     device_host_free(r->device, scratch.host);
@@ -313,7 +318,7 @@ static void test_reference_gradient(void **state) {
 static void test_same_bits(void **state) {
     (void)state;
     static const AttentionShape on_cpu[] = {{1, 300, 2, 1, 64}, {2, 140, 2, 2, 24}, {1, 513, 3, 3, 64}};
-    static const AttentionShape on_cuda[] = {{1, 150, 4, 2, 64}, {2, 70, 2, 1, 128}, {1, 70, 2, 2, 24}};
+    static const AttentionShape on_cuda[] = {{1, 140, 2, 1, 64}, {1, 70, 2, 1, 128}, {1, 40, 1, 1, 24}};
     static const int threads[] = {1, 1, 2, 3, 7};
     const AttentionShape *same = subject == DEVICE_CPU ? on_cpu : on_cuda;
     for (size_t i = 0; i < 3; i++)

@@ -138,6 +138,11 @@ static void ignored_options_are_refused(void **state) {
     assert_ok(resolve_line(&c, "--offload-optimizer cpu", 1, 0));
     assert_ok(resolve_line(&c, "--offload-optimizer cpu --offload-params nvme --nvme-path x --zero 3", 2, 0));
     assert_ok(resolve_line(&c, "--plan --offload-optimizer nvme --ranks 8", 8, 0));
+    assert_fails(resolve_line(&c, "--warmup-min-lr 0", 1, 0), "--schedule WarmupLR");
+    assert_fails(resolve_line(&c, "--schedule WarmupDecayLR --min-lr 0", 1, 0), "decays to it");
+    assert_fails(resolve_line(&c, "--loss-scale-window 9", 1, 0), "--dtype fp16 without --loss-scale");
+    assert_fails(resolve_line(&c, "--dtype fp16 --loss-scale 8 --loss-scale-min 2", 1, 0), "--dtype fp16 without");
+    assert_fails(resolve_line(&c, "--dtype fp16 --loss-scale-min 2 --loss-scale-init 1", 1, 0), "is below --loss-scale-min");
     assert_ok(resolve_line(&c, "--optimizer sgd --momentum 0.5 --schedule wsd --wsd-decay 0.2 --out x --keep 1", 1, 0));
     assert_ok(resolve_line(&c, "--plan --params 7e9 --ranks 8", 8, 0));
 }

@@ -43,7 +43,7 @@ def setUpModule():
 
 
 class Programs(unittest.TestCase):
-    """test_device and test_ops, which know nothing of the simulator, on its device."""
+    """test_device, test_ops and test_attention, which know nothing of the simulator, on its device."""
 
     def passes(self, mode, program, **settings):
         status, output = run(mode, "test/" + program, "--device", "cuda", **settings)
@@ -58,13 +58,16 @@ class Programs(unittest.TestCase):
     def test_operations(self):
         for order in ORDERS:
             self.passes("plain", "test_ops", protect=1, **order)
+            self.passes("plain", "test_attention", protect=1, leaks=1, **order)
 
     def test_operations_under_sanitizers(self):
         for order in ORDERS:
             self.passes("sanitize", "test_ops", **order)
+            self.passes("sanitize", "test_attention", **order)
 
     def test_operations_in_the_race_build(self):
         self.passes("race", "test_ops", order="random", seed=3)
+        self.passes("race", "test_attention", order="random", seed=3)
 
 
 class WithShard(unittest.TestCase):

@@ -196,6 +196,47 @@ class RoundTrip(Base):
             self.assertIn(self.hash, self.done("--hash", os.path.join(out, "step_00000002")))
 
 
+class Vocabulary(Base):
+    def test_padded_rows(self):
+        """A vocabulary padded for speed (llm.c's 50304 for 50257): the export has the shards' own, and the round trip works."""
+        train, _, _, _ = self.shard(self.model("gpt2"))  # vocabulary 101
+        with h5py.File(train, "r+") as f:
+            f.attrs["eot_token"] = 7
+        for name, tie in (("gpt2-tiny", "on"), ("llama-tiny", "off")):
+            out, export = self.path(name), self.path("export-" + name)
+            rest = ["--seq-len", "24", "--micro-batch", "2", "--train", train]
+            self.done("--model", name, "--layers", "1", "--tie", tie, "--vocab-size", "128", "--steps", "2", "--out", out, *rest)
+            self.assertIn("of 128 rows the rest is left out", self.done("--export-hf", export, "--out", out))
+            tensors = read_model(export)
+            tables = [t for n, t in tensors.items() if "wte" in n or "embed_tokens" in n or "lm_head" in n]
+            self.assertEqual([shape for _, shape, _ in tables], [[101, 128]] * (1 if tie == "on" else 2))
+            with h5py.File(glob.glob(os.path.join(out, "step_00000002", "shards-*", "rank_00000.h5"))[0]) as f:
+                table = f["unit_0000/master"][:101 * 128]
+            np.testing.assert_array_equal(as_fp32(tables[0]).view(np.float32).ravel(), table)
+            for file in ("config.json", "generation_config.json"):
+                with open(os.path.join(export, file)) as f:
+                    config = json.load(f)
+                self.assertEqual((config["eos_token_id"], config["bos_token_id"], config["pad_token_id"]), (7, 7, None))
+            with open(os.path.join(export, "config.json")) as f:
+                self.assertEqual(json.load(f)["vocab_size"], 101)
+            again = self.path("again-" + name)
+            self.done("--init-from", export, "--steps", "1", "--lr", "0", "--warmup", "0", "--out", self.path("from-" + name),
+                      *rest)
+            self.assertNotIn("left out", self.done("--export-hf", again, "--out", self.path("from-" + name)))
+            self.compare(read_model(again), tensors)
+
+    def test_rows_that_a_model_came_with_stay(self):
+        model, out, export = self.model("gpt2"), self.path("out"), self.path("export")
+        train, _, _, _ = self.shard(model)
+        with h5py.File(train, "r+") as f:  # as Qwen2, whose table has more rows than its tokenizer has tokens
+            f.attrs["vocab_size"] = 100
+            f["tokens"][...] = np.minimum(f["tokens"][:], 99)
+        self.done("--init-from", model, "--train", train, "--seq-len", "24", "--micro-batch", "1", "--steps", "1", "--lr", "0",
+                  "--warmup", "0", "--out", out)
+        self.done("--export-hf", export, "--out", out)
+        self.compare(read_model(export), read_model(model))
+
+
 class Wrong(Base):
     def broken(self, change, name="gpt2"):
         """Arguments of a run from a copy of a fixture after change(directory)."""
@@ -286,6 +327,8 @@ class Memory(Base):
 
     def test_peak(self):
         train, _, _, _ = self.shard(self.model("gpt2"))
+        with h5py.File(train, "r+") as f:
+            del f.attrs["vocab_size"]  # or the export would have only so many rows
         unit = 4 * 64 * 200000
         shape = ["--model", "gpt2-tiny", "--layers", "2", "--channels", "64", "--vocab-size", "200000"]
         rest = ["--seq-len", "8", "--micro-batch", "1", "--steps", "1", "--train", train, "--threads", "1"]

@@ -97,13 +97,46 @@ static void fixed_scale(void **state) {
     assert_true(loss_scale_make(false, 0).scale == 1);
 }
 
+static void consecutive_hysteresis(void **state) {
+    (void)state;
+    LossScale s = loss_scale_make(true, 0);
+    s.window = 4;
+    s.hysteresis = s.hysteresis_left = 3;
+    s.consecutive = true;
+    const Expected table[] = {
+        {true, 65536, 2, 0},   // forgiven
+        {true, 65536, 1, 1},   // and again
+        {false, 65536, 3, 1},  // a good step gives all patience back
+        {true, 65536, 2, 3},  {true, 65536, 1, 4},  {true, 32768, 1, 5},  {true, 16384, 1, 6},
+        {false, 16384, 3, 6}, {false, 16384, 3, 6}, {false, 16384, 3, 6}, {false, 32768, 3, 6},  // 10 - 6 = 4
+    };
+    run(&s, table, sizeof table / sizeof *table);
+}
+
+static void resume(void **state) {
+    (void)state;
+    LossScale saved = loss_scale_make(true, 0), asked = loss_scale_make(true, 16);
+    loss_scale_update(&saved, true);
+    asked.window = 5;
+    asked.hysteresis = 4;
+    asked.minimum = 0.5;
+    asked.consecutive = true;
+    LossScale next = loss_scale_resume(saved, asked);
+    assert_true(next.scale == 65536 && next.iteration == 1 && next.last_overflow == 0 && next.hysteresis_left == 1);
+    assert_true(next.window == 5 && next.hysteresis == 4 && next.minimum == 0.5 && next.consecutive);
+    next = loss_scale_resume(saved, loss_scale_make(false, 128));  // another kind of run begins anew
+    assert_true(!next.dynamic && next.scale == 128);
+    next = loss_scale_resume(loss_scale_make(false, 1), asked);
+    assert_true(next.dynamic && next.scale == 16);
+}
+
 // update_scale of the class, rule by rule, in its own variables.
 typedef struct Reference {
     double cur_scale;
     long cur_iter, last_overflow_iter, cur_hysteresis;
 } Reference;
 
-static void reference(Reference *r, bool overflow, long delayed_shift, long scale_window) {
+static void reference(Reference *r, bool overflow, long delayed_shift, long scale_window, bool consecutive_hysteresis) {
     if (overflow) {
         if (delayed_shift == 1 || r->cur_hysteresis == 1)
             r->cur_scale = r->cur_scale / 2 < 1 ? 1 : r->cur_scale / 2;
@@ -111,9 +144,12 @@ static void reference(Reference *r, bool overflow, long delayed_shift, long scal
             r->cur_hysteresis -= 1;
         r->last_overflow_iter = r->cur_iter;
     } else {
+        if (consecutive_hysteresis)
+            r->cur_hysteresis = delayed_shift;
         long since = r->cur_iter - r->last_overflow_iter;
         if (since % scale_window == 0) {
-            r->cur_hysteresis = delayed_shift;
+            if (!consecutive_hysteresis)
+                r->cur_hysteresis = delayed_shift;
             r->cur_scale *= 2;
         }
     }
@@ -123,16 +159,18 @@ static void reference(Reference *r, bool overflow, long delayed_shift, long scal
 static void random_scripts(void **state) {
     (void)state;
     uint64_t random = 1;
-    for (int hysteresis = 1; hysteresis <= 3; hysteresis++) {
+    for (int k = 0; k < 6; k++) {
+        int hysteresis = 1 + k % 3;
         LossScale s = loss_scale_make(true, 0);
         s.window = 7;
         s.hysteresis = s.hysteresis_left = hysteresis;
-        Reference r = {65536, 0, -1, hysteresis};
+        s.consecutive = k >= 3;
+        Reference r = {65536, 0, -1, s.hysteresis};
         for (int i = 0; i < 5000; i++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
             bool overflow = (random >> 60) < 2;  // one in eight: the scale wanders up and down to its minimum
             loss_scale_update(&s, overflow);
-            reference(&r, overflow, hysteresis, 7);
+            reference(&r, overflow, s.hysteresis, 7, s.consecutive);
             assert_true(s.scale == r.cur_scale && s.iteration == r.cur_iter &&
                         s.last_overflow == r.last_overflow_iter && s.hysteresis_left == r.cur_hysteresis);
         }
@@ -141,10 +179,8 @@ static void random_scripts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scripted_overflows),
-        cmocka_unit_test(defaults_and_first_growth),
-        cmocka_unit_test(minimum),
-        cmocka_unit_test(fixed_scale),
+        cmocka_unit_test(scripted_overflows), cmocka_unit_test(defaults_and_first_growth), cmocka_unit_test(minimum),
+        cmocka_unit_test(fixed_scale),        cmocka_unit_test(consecutive_hysteresis),    cmocka_unit_test(resume),
         cmocka_unit_test(random_scripts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,6 +28,9 @@ Status comm_start(CommWorld *world) {
             return fail_usage("srun started %s tasks that cannot talk to each other: use srun --mpi=pmix", tasks);
         return OK;
     }
+#ifdef HAVE_NCCL
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);  // while there is one thread; see comm_nccl.cuh
+#endif
 #ifdef HAVE_MPI
     return comm_mpi_start(world);
 #else

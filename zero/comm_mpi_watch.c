@@ -110,10 +110,10 @@ static void look_at(int number, const CommWatch *watch) {
 
 void mpi_watch_collectives(void) {
     double time = comm_clock();
-    answer();
     if (time < all.next_look)
         return;
     all.next_look = time + LOOK_SECONDS;
+    answer();
     pthread_mutex_lock(&all.mutex);
     for (int i = 0; i < COMM_WATCHES; i++)
         if (all.watches[i].look)

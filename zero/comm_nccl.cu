@@ -11,6 +11,13 @@ ncclDataType_t nccl_type(Dtype dtype) {
 
 // ---- the way of a collective ----
 
+cudaStream_t nccl_own_stream(const NcclCall *call, Stream *stream) {
+    cudaStream_t s = cuda_begin(stream);
+    if (!s)
+        stream_fail(call->caller, stream_sync(stream));
+    return s;
+}
+
 bool nccl_begin(CommNccl *c, int lane, Collective collective, Stream *stream, const char *what, NcclCall *call) {
     *call = NcclCall{c, &c->lanes[lane], stream, stream, nullptr, ""};
     char step[32] = "";
@@ -24,7 +31,7 @@ bool nccl_begin(CommNccl *c, int lane, Collective collective, Stream *stream, co
         event_record(c->called, stream);
         stream_wait(c->stand_in, c->called);
     }
-    call->s = cuda_begin(call->stream);
+    call->s = nccl_own_stream(call, call->stream);
     if (!call->s)
         return false;
     progress_begin(call->lane, call->s, call->what);
@@ -41,7 +48,8 @@ void nccl_end(const NcclCall *call) {
 }
 
 Status nccl_fail(const char *doing, ncclResult_t result) {
-    return fail("%s failed: NCCL says \"%s\" (%s)", doing, ncclGetErrorString(result), ncclGetLastError(nullptr));
+    const char *more = ncclGetLastError(nullptr);
+    return fail("%s failed: NCCL says: %s%s%s", doing, ncclGetErrorString(result), *more ? "; " : "", more);
 }
 
 void nccl_check(const NcclCall *call, ncclResult_t result) {
@@ -104,7 +112,6 @@ static Status split(ncclComm_t from, int color, int rank, ncclComm_t *to) {
 static Status make_communicators(CommNccl *c) {
     CommShape shape = c->base.options.shape;
     int n = shape.n_ranks, s = shape.shard_group, rank = c->base.rank;
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);  // since 2.26; see comm_nccl.cuh
     ncclUniqueId id = {};
     ncclResult_t result = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess)
@@ -139,6 +146,7 @@ static Status connect_ranks(CommNccl *c) {
     c->lanes[REDUCTIONS].comm = c->inside;
     c->lanes[REDUCTIONS].across = c->across;
     watch(c, timeout);
+    c->is_open = true;
     return comm_register(&c->base, c->staging, comm_staging_bytes(&c->base.options));
 }
 
@@ -168,8 +176,10 @@ static void close_comm(Comm *comm) {
     stream_destroy(c->sums);
     stream_destroy(c->stand_in);
     for (ncclComm_t nccl : {c->across, c->inside == c->world ? nullptr : c->inside, c->gather, c->world})
-        if (nccl)
+        if (nccl && c->is_open)
             ncclCommDestroy(nccl);
+        else if (nccl)
+            ncclCommAbort(nccl);  // does not wait for other ranks
     for (Event *event : {c->called, c->returned, c->ready, c->finished})
         event_destroy(event);
     for (int parity = 0; parity < 2; parity++)

@@ -5,8 +5,8 @@
 // that NCCL maps once: comm_nccl_register.cu.
 //
 // All-gathers and reductions have communicators of their own, so that they can travel at the same time. All ranks
-// enqueue in the same order; NCCL is told to keep it on the device (NCCL_LAUNCH_ORDER_IMPLICIT), because two
-// communicators that wait for each other's multiprocessors in different orders would never end.
+// enqueue in the same order; NCCL is told to keep it on the device (NCCL_LAUNCH_ORDER_IMPLICIT, since 2.26; comm_start sets
+// it), because two communicators that wait for each other's multiprocessors in different orders would never end.
 #ifndef ZERO_COMM_NCCL_CUH
 #define ZERO_COMM_NCCL_CUH
 
@@ -46,6 +46,7 @@ typedef struct NcclRegistered {
 
 typedef struct CommNccl {
     Comm base;
+    bool is_open;       // on this rank
     ncclComm_t world;   // all ranks: reductions in rank order, and what the others are split from
     ncclComm_t gather;  // the ranks of this shard group
     ncclComm_t inside;  // native reductions: the ranks of this shard group,
@@ -81,6 +82,8 @@ typedef struct NcclCall {
 // false: the stream has failed before.
 bool nccl_begin(CommNccl *comm, int lane, Collective collective, Stream *stream, const char *what, NcclCall *call);
 void nccl_end(const NcclCall *call);
+// A stream of comm's; NULL if it has failed, and then its error is the caller's.
+cudaStream_t nccl_own_stream(const NcclCall *call, Stream *stream);
 // What NCCL says of a call becomes the caller's stream's error.
 void nccl_check(const NcclCall *call, ncclResult_t result);
 Status nccl_fail(const char *doing, ncclResult_t result);

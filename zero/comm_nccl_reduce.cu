@@ -105,7 +105,9 @@ static void add_partials(const NcclReduction *n, int64_t piece) {
 void nccl_reduce_in_order(const NcclCall *call, void *shard, Dtype shard_dtype, const float *full, int64_t len, bool add) {
     CommNccl *c = call->comm;
     const NcclReduction n = {call, c, reduction_make(&c->base.options, c->base.rank, full, len, c->staging),
-                             cuda_begin(c->sums), shard, shard_dtype, add};
+                             nccl_own_stream(call, c->sums), shard, shard_dtype, add};
+    if (!n.sums)
+        return;
     event_record(c->ready, call->stream);
     stream_wait(c->sums, c->ready);
     exchange(&n, 0);

@@ -55,3 +55,8 @@ Status h5_attribute_text(hid_t object, const char *name, const char *text) {
 Status h5_attribute_int(hid_t object, const char *name, long long value) {
     return attribute(object, name, H5T_NATIVE_LLONG, &value);
 }
+
+bool h5_thread_safe(void) {
+    hbool_t safe = false;
+    return H5is_library_threadsafe(&safe) >= 0 && safe;
+}

@@ -23,4 +23,7 @@ Status h5_close(H5Image *h5, Status status);
 Status h5_attribute_text(hid_t object, const char *name, const char *text);
 Status h5_attribute_int(hid_t object, const char *name, long long value);
 
+// Whether several threads may use the library at a time (one global lock): the data reader's and that of a save.
+bool h5_thread_safe(void);
+
 #endif

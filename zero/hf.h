@@ -46,7 +46,8 @@ typedef struct HfExport {
     int64_t max_file_bytes;  // 0: 5 GB, as transformers
 } HfExport;
 
-// One process, no device. The directory appears when it is complete and synced. Says on `file` what was written.
+// Rows of the vocabulary that the shards do not have (50257 padded to 50304 by --vocab-size) are left out, unless the model
+// came with them (--init-from). One process, no device. The directory appears when it is complete and synced. Says on `file` what was written.
 Status hf_export(const HfExport *options, FILE *file);
 
 #endif

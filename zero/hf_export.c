@@ -17,6 +17,7 @@ typedef struct Export {
     char directory[PATH_BYTES], partial[PATH_BYTES];
     Manifest manifest;
     ModelConfig model;
+    int64_t padded_vocab;  // rows of the checkpoint, where there are more than model.vocab_size; else 0
     HfMap map;
     SafetensorsSpec *specs;  // (map.n)
     SafetensorsWriter *writer;
@@ -92,9 +93,37 @@ static Status allocate(Export *e) {
     return OK;
 }
 
+// What the options of the saved run say in a group.
+static const cJSON *saved_option(const Export *e, const char *group, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(e->manifest.config, group), name);
+}
+
+// The model that the run started from, or NULL.
+static const char *origin_of(const Export *e) {
+    return cJSON_GetStringValue(saved_option(e, "model", "init_from"));
+}
+
+// Leave out the rows of the token table and of the head that no token of the shards has.
+static void cut_vocabulary(Export *e) {
+    double known = cJSON_GetNumberValue(saved_option(e, "data", "data_vocab"));
+    if (origin_of(e) || !(known >= 1 && known < (double)e->model.vocab_size))
+        return;
+    e->padded_vocab = e->model.vocab_size;
+    e->model.vocab_size = (int64_t)known;
+    for (int t = 0; t < e->map.n; t++) {
+        HfTensor *tensor = &e->map.tensors[t];
+        const char *name = e->manifest.layout.units[tensor->unit].spec.tensors[tensor->tensor].name;
+        if (strcmp(name, "wte") != 0 && strcmp(name, "head.weight") != 0)
+            continue;
+        tensor->rows = e->model.vocab_size;
+        tensor->len = tensor->rows * tensor->columns;
+    }
+}
+
 static Status write_weights(Export *e) {
     const HfExport *options = e->options;
     TRY(hf_map_make(&e->model, true, &e->map));
+    cut_vocabulary(e);
     TRY(allocate(e));
     TRY(safetensors_create(e->partial, options->dtype, e->specs, e->map.n,
                            options->max_file_bytes ? options->max_file_bytes : DEFAULT_FILE_BYTES, &e->writer));
@@ -132,9 +161,12 @@ static Status copy_file(const char *from, const char *to, const char *name, bool
     return status;
 }
 
-// The tokens that begin and end a text: those of the model that the run started from, else none. Without the keys
-// transformers would take its own defaults, which may lie outside of the vocabulary.
-static void add_special_tokens(cJSON *config, const char *origin) {
+// The tokens that begin and end a text: those of the model that the run started from, else the one that stands between
+// texts in the shards, if they have one. Without the keys transformers would take its own defaults, which may lie outside of
+// the vocabulary.
+static void add_special_tokens(cJSON *config, const Export *e) {
+    const char *origin = origin_of(e);
+    double eot = origin ? -1 : cJSON_GetNumberValue(saved_option(e, "data", "eot_token"));
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     char path[PATH_BYTES], *text = NULL;
     size_t bytes;
@@ -146,7 +178,11 @@ static void add_special_tokens(cJSON *config, const char *origin) {
     status_clear();  // a model that has moved away is no reason to fail
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(known, keys[i]);
-        cJSON_AddItemToObject(config, keys[i], item ? cJSON_Duplicate(item, true) : cJSON_CreateNull());
+        bool between = i < 2 && eot >= 0 && eot < (double)e->model.vocab_size;  // no padding is needed
+        cJSON_AddItemToObject(config, keys[i],
+                              item      ? cJSON_Duplicate(item, true)
+                              : between ? cJSON_CreateNumber(eot)
+                                        : cJSON_CreateNull());
     }
     cJSON_Delete(known);
 }
@@ -155,11 +191,10 @@ static Status write_configs(const Export *e, bool *has_tokenizer) {
     static const char *const tokenizer_files[] = {
         "tokenizer.json", "tokenizer_config.json",   "tokenizer.model",  "vocab.json",
         "merges.txt",     "special_tokens_map.json", "added_tokens.json"};
-    const cJSON *options = cJSON_GetObjectItemCaseSensitive(e->manifest.config, "model");
-    const char *origin = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init_from"));
+    const char *origin = origin_of(e);
     bool copied = false;
     cJSON *config = model_config_to_hf(&e->model, e->options->dtype);
-    add_special_tokens(config, origin);
+    add_special_tokens(config, e);
     Status status = write_json(e->partial, "config.json", config);
     cJSON_Delete(config);
     TRY(status);
@@ -176,7 +211,7 @@ static Status write_configs(const Export *e, bool *has_tokenizer) {
         return OK;
     cJSON *generation = cJSON_CreateObject();
     cJSON_AddTrueToObject(generation, "_from_model_config");
-    add_special_tokens(generation, origin);
+    add_special_tokens(generation, e);
     status = write_json(e->partial, "generation_config.json", generation);
     cJSON_Delete(generation);
     return status;
@@ -241,9 +276,12 @@ Status hf_export(const HfExport *options, FILE *file) {
     e->options = options;
     bool has_tokenizer = false;
     Status status = run_export(e, &has_tokenizer);
+    if (status == OK && e->padded_vocab)
+        fprintf(file, "%s: the shards' vocabulary has %lld tokens: of %lld rows the rest is left out\n", e->directory,
+                (long long)e->model.vocab_size, (long long)e->padded_vocab);
     if (status == OK)
         fprintf(file, "%s: step %lld of %s, %lld weights in %s%s\n", e->directory, (long long)e->manifest.run.step,
-                options->checkpoint, (long long)e->manifest.layout.n_params, dtype_name(options->dtype),
+                options->checkpoint, (long long)model_n_params(&e->model), dtype_name(options->dtype),
                 has_tokenizer ? ", with its tokenizer"
                               : "; no tokenizer is known: copy its files there, and set eos_token_id in config.json");
     else

@@ -137,7 +137,7 @@ static Status read_run(const cJSON *json, RunState *run) {
     TRY(get_int(scale, "iteration", 0, MAX_INT, &run->scale.iteration));
     TRY(get_int(scale, "last_overflow", -1, MAX_INT, &run->scale.last_overflow));
     TRY(get_int32(scale, "hysteresis_left", -(1 << 30), 1 << 30, &run->scale.hysteresis_left));
-    TRY(get_int32(scale, "window", 0, 1 << 30, &run->scale.window));
+    TRY(get_int32(scale, "window", 1, 1 << 30, &run->scale.window));
     TRY(get_int32(scale, "hysteresis", 0, 1 << 30, &run->scale.hysteresis));
     TRY(get_double(scale, "factor", &run->scale.factor));
     TRY(get_double(scale, "minimum", &run->scale.minimum));

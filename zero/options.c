@@ -41,6 +41,27 @@ ZeroOptions options_zero(const Config *c) {
                          .reduce_dtype = c->reduce_dtype == STATE_FP32 ? DTYPE_FP32 : c->dtype};
 }
 
+Schedule options_schedule(const Config *c) {
+    return (Schedule){.kind = c->schedule,
+                      .lr = c->lr,
+                      .min_lr = c->min_lr,
+                      .wsd_decay = c->wsd_decay,
+                      .warmup = c->warmup,
+                      .steps = c->steps,
+                      .warmup_min_lr = c->warmup_min_lr,
+                      .warmup_type = c->warmup_type};
+}
+
+LossScale options_loss_scale(const Config *c) {
+    bool dynamic = c->dtype == DTYPE_FP16 && c->loss_scale == 0;
+    LossScale scale = loss_scale_make(dynamic, dynamic ? c->loss_scale_init : c->loss_scale);
+    scale.window = c->loss_scale_window;
+    scale.hysteresis = scale.hysteresis_left = c->loss_scale_hysteresis;
+    scale.minimum = c->loss_scale_min;
+    scale.consecutive = c->loss_scale_consecutive;
+    return scale;
+}
+
 OffloadOptions options_offload(const Config *c, int rank) {
     return (OffloadOptions){.activations = c->offload_activations,
                             .optimizer = c->offload_optimizer,

@@ -2,6 +2,8 @@
 #ifndef ZERO_OPTIONS_H
 #define ZERO_OPTIONS_H
 
+#include "llm/loss_scale.h"
+#include "llm/schedule.h"
 #include "zero/params.h"
 
 // Open the device that --device means: with `auto` the GPU if one answers, else the CPU; `why` says which of both and why,
@@ -10,6 +12,8 @@ Status options_open_device(const Config *config, const CommWorld *world, Device 
 
 ModelOptions options_model(const Config *config);
 ZeroOptions options_zero(const Config *config);
+Schedule options_schedule(const Config *config);
+LossScale options_loss_scale(const Config *config);
 OffloadOptions options_offload(const Config *config, int rank);
 int64_t options_input_bytes(const Config *config);  // of a block's input that is offloaded; 0: none is
 // Fails when --deterministic off asks for what there is not: NCCL's own reductions need several ranks on GPUs.

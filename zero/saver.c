@@ -8,6 +8,7 @@
 
 #include "zero/checkpoint_save.h"
 #include "zero/durable.h"
+#include "zero/h5.h"
 
 typedef enum Phase { IDLE, WRITING, COMMITTING } Phase;  // of the save under way, on every rank alike
 
@@ -157,7 +158,7 @@ static void *write_part(void *argument) {
     return NULL;
 }
 
-// In a thread, or here: where saves are streamed, or where there is no thread to be had.
+// In a thread, or here: where saves are streamed, where HDF5 bears only one thread, or where there is none to be had.
 static void begin_part(Saver *s, Phase phase) {
     bool writes = phase == COMMITTING ? s->layout->rank == 0 : s->layout->rank < s->layout->group;
     s->phase = phase;
@@ -170,7 +171,7 @@ static void begin_part(Saver *s, Phase phase) {
     if (!writes || s->status != OK)
         return;
     atomic_store(&s->busy, true);
-    s->threaded = s->snapshot && pthread_create(&s->writer, NULL, write_part, s) == 0;
+    s->threaded = s->snapshot && h5_thread_safe() && pthread_create(&s->writer, NULL, write_part, s) == 0;
     if (!s->threaded)
         write_part(s);
 }

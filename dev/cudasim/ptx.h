@@ -1,4 +1,4 @@
-// ptx: what the inline PTX of llm/cuda/device_ops.cuh does, for its simulator bodies. Fragment layouts are those of the
+// ptx: what the inline PTX of llm/cuda/mma.cuh does, for its simulator bodies. Fragment layouts are those of the
 // PTX ISA ("Matrix Fragments for mma.m16n8k16", "ldmatrix"); all 32 lanes take part.
 #ifndef DEV_CUDASIM_PTX_H
 #define DEV_CUDASIM_PTX_H

@@ -41,7 +41,7 @@ struct Cell {
     Access write, read, read2;
     enum State : uint32_t { NOWHERE, FRESH, WRITTEN } state;  // not allocated, not initialised, initialised
 };
-enum { CELL = 2 };  // bytes of memory a cell
+enum { CELL = 2, PAGE = 4096 };  // bytes of memory a cell; bytes of a page of them
 
 // Who accesses memory: an operation of a stream, or the host between two of its calls.
 struct Actor {
@@ -284,14 +284,24 @@ void set_state(const void *p, size_t bytes, Cell::State state) {
     if (!bytes)
         return;
     Shadow *shadow = shadow_of(p);
-    for (Cell *c = shadow->first(p), *end = shadow->end(p, bytes); c != end; c++)
-        *c = Cell{{}, {}, {}, state};
+    Cell *begin = shadow->first(p), *end = shadow->end(p, bytes);
+    // Whole pages of cells that are nowhere, which is all bits zero, go back to the system.
+    auto page = (reinterpret_cast<uintptr_t>(begin) + PAGE - 1) & ~uintptr_t{PAGE - 1};
+    auto page_end = reinterpret_cast<uintptr_t>(end) & ~uintptr_t{PAGE - 1};
+    if (state == Cell::NOWHERE && page < page_end)
+        madvise(reinterpret_cast<void *>(page), page_end - page, MADV_DONTNEED);
+    for (Cell *c = begin; c != end; c++) {
+        auto address = reinterpret_cast<uintptr_t>(c);
+        if (state != Cell::NOWHERE || address < page || address + sizeof *c > page_end)
+            *c = Cell{{}, {}, {}, state};
+    }
 }
 
 }  // namespace
 
+// Pinned memory counts as written: the host fills it by calls that are not seen here (memcpy, read).
 void race_allocate(const void *memory, size_t bytes) {
-    set_state(memory, bytes, Cell::FRESH);
+    set_state(memory, bytes, pinned_memory().contains(memory) ? Cell::WRITTEN : Cell::FRESH);
 }
 void race_release(const void *memory, size_t bytes) {
     set_state(memory, bytes, Cell::NOWHERE);

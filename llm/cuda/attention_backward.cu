@@ -10,7 +10,9 @@
 //
 // Precision: s, dp, p, ds fp32; p and ds rounded to T as operands of the last products; results rounded once.
 //
-// Shared memory of both 48 KiB (D = 64), 64 KiB (D = 128), and lse and delta of the queries in use.
+// Resources: shared memory 48 KiB (D = 64) or 64 KiB (D = 128), and in the second pass 1 KiB for lse and delta; 166 to 255
+// registers and no spills, so 2 blocks or 8 warps a multiprocessor (3 of the first pass for D = 128 on sm_90). Results,
+// scores and their gradients of 16 rows are 96 to 192 of the registers: they are why the blocks are not smaller.
 #include "llm/cuda/attention_tile.cuh"
 
 namespace {

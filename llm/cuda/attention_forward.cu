@@ -1,14 +1,16 @@
 // Attention's forward on tensor cores: FlashAttention-2, algorithm 1 (Dao 2023).
 //
-// A block of 4 warps owns 128 queries of one head, 32 a warp, and walks over tiles of 64 (D = 64) or 32 (D = 128) keys up to its diagonal. Two rows
-// of (16, 8) products a warp use each fragment of K and V twice: with one, reading shared memory would take as long as
-// multiplying. K and V tiles come in turns through a ring of three, so that while one is multiplied the next two are
-// under way, with one barrier a product.
+// A block of 4 warps owns 128 queries of one head, 32 a warp, and walks over tiles of keys (64, or 32 for heads of 128) up
+// to its diagonal. With 32 rows a warp uses each fragment of K and V twice: with 16, reading shared memory would take as
+// long as multiplying. K and V tiles come in turns through a ring of three, so that while one is multiplied the next two
+// are under way, with one barrier a product.
 //
 // Precision: scores, softmax and sums fp32. Probabilities, at most 1, are rounded to T for P·V, as everywhere; their sum
 // is of the unrounded ones. Results are divided by the sum and rounded once.
 //
-// Shared memory 40 KiB (D = 64), 56 KiB (D = 128).
+// Resources: shared memory 40 KiB (D = 64) or 56 KiB (D = 128); 250 to 255 registers and no spills, so 2 blocks or 8 warps
+// a multiprocessor. Results and scores of 32 rows are 128 to 160 of the registers: more warps would mean fewer rows each,
+// and more reads of shared memory for each product.
 #include "llm/cuda/attention_tile.cuh"
 
 namespace {

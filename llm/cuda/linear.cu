@@ -44,8 +44,11 @@ LinearShape library_shape(const Product &p) {
     return s;
 }
 
+bool types_suit(const Product &p) {
+    return (!p.c || p.c_dtype == p.d_dtype) && (!p.bias || p.dt == p.d_dtype);
+}
 bool library_takes(const Product &p) {
-    return aligned16(p.a, p.b, p.bias, p.c, p.d) && (!p.c || p.c_dtype == p.d_dtype) && (!p.bias || p.dt == p.d_dtype);
+    return aligned16(p.a, p.b, p.bias, p.c, p.d) && types_suit(p);
 }
 
 // ---- our own ----
@@ -104,8 +107,9 @@ void run(Stream *stream, const Product &p, const char *operation) {
     LinearShape shape = library_shape(p);
     Status status = library_takes(p) ? linear_plan(plans, &shape, &plan) : OK;
     if (status == OK && plan) {
-        void *workspace = cuda_scratch(stream, LINEAR_WORKSPACE_BYTES);
-        if (!workspace)
+        size_t bytes = linear_plan_workspace(plan);
+        void *workspace = bytes ? cuda_scratch(stream, bytes) : nullptr;
+        if (bytes && !workspace)
             return;
         status = linear_plan_run(plans, plan, p.d, p.b, p.a, p.c ? p.c : p.d, p.c ? 1.0f : 0.0f, p.bias, workspace, s);
     } else if (status == OK) {
@@ -206,17 +210,20 @@ void cuda_linear_backward_weight(Stream *stream, Dtype dt, float *dw, float *db,
 // Chooses the algorithms of the shape on the way. What goes wrong comes again, and is told, when the product runs.
 size_t cuda_linear_scratch(Device *device, Dtype dt, Dtype y_dtype, int64_t ld_y, int64_t rows, int64_t in, int64_t out,
                            bool with_backward) {
-    static const char some[1] = {};  // stands for a bias that is there
+    static const char some[16] = {};  // stands for a bias and a residual that are there
+    size_t most = with_backward ? column_sums_bytes(rows, out) : 0;
     const Product products[] = {forward(dt, nullptr, y_dtype, ld_y, nullptr, nullptr, nullptr, nullptr, rows, in, out),
                                 forward(dt, nullptr, y_dtype, ld_y, nullptr, nullptr, some, nullptr, rows, in, out),
+                                forward(dt, nullptr, y_dtype, ld_y, nullptr, nullptr, nullptr, some, rows, in, out),
+                                forward(dt, nullptr, y_dtype, ld_y, nullptr, nullptr, some, some, rows, in, out),
                                 backward_input(dt, nullptr, nullptr, ld_y, nullptr, rows, in, out),
                                 backward_weight(dt, nullptr, nullptr, ld_y, nullptr, rows, in, out, false)};
-    for (int i = 0; i < (with_backward ? 4 : 2); i++) {
+    for (int i = 0; i < (with_backward ? 6 : 4); i++) {
         const LinearShape shape = library_shape(products[i]);
-        const LinearPlan *plan;
-        if ((!products[i].bias || dt == y_dtype) && linear_plan(cuda_device(device)->linear, &shape, &plan) != OK)
+        const LinearPlan *plan = nullptr;
+        if (types_suit(products[i]) && linear_plan(cuda_device(device)->linear, &shape, &plan) != OK)
             status_clear();
+        most = plan && linear_plan_workspace(plan) > most ? linear_plan_workspace(plan) : most;
     }
-    size_t sums = with_backward ? column_sums_bytes(rows, out) : 0;
-    return sums > LINEAR_WORKSPACE_BYTES ? sums : static_cast<size_t>(LINEAR_WORKSPACE_BYTES);
+    return most;
 }

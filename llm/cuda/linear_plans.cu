@@ -11,6 +11,7 @@ struct LinearPlan {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, c, d;
     cublasLtMatmulAlgo_t algorithm;
+    size_t workspace_bytes;  // that the algorithm needs
 };
 
 struct LinearPlans {
@@ -61,7 +62,7 @@ Status describe(LinearPlan *p) {
 }
 
 Status set_preference(cublasLtMatmulPreference_t preference) {
-    const uint64_t workspace = LINEAR_WORKSPACE_BYTES;
+    const uint64_t workspace = LINEAR_WORKSPACE_MOST;
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = ALIGNMENT;
     TRY_LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                 sizeof workspace));
@@ -96,9 +97,9 @@ Status choose(const LinearPlans *plans, LinearPlan *p, cublasLtMatmulPreference_
         return fail("cuBLASLt offers no algorithm for a product of %lld x %lld x %lld: %s", (long long)p->shape.m,
                     (long long)p->shape.n, (long long)p->shape.k, cublasLtGetStatusString(status));
     for (int i = 0; i < n && !p->found; i++) {
-        if (offers[i].state == CUBLAS_STATUS_SUCCESS && offers[i].workspaceSize <= LINEAR_WORKSPACE_BYTES &&
-            sums_in_one_piece(&offers[i].algo)) {
+        if (offers[i].state == CUBLAS_STATUS_SUCCESS && sums_in_one_piece(&offers[i].algo)) {
             p->algorithm = offers[i].algo;
+            p->workspace_bytes = offers[i].workspaceSize;
             p->found = true;
         }
     }
@@ -180,12 +181,16 @@ Status linear_plan(LinearPlans *plans, const LinearShape *shape, const LinearPla
     return OK;
 }
 
+size_t linear_plan_workspace(const LinearPlan *p) {
+    return p->workspace_bytes;
+}
+
 Status linear_plan_run(const LinearPlans *plans, const LinearPlan *p, void *d, const void *a, const void *b,
                        const void *c, float beta, const void *bias, void *workspace, cudaStream_t stream) {
     const float alpha = 1.0f;
     if (p->shape.bias)
         TRY_LT(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
     TRY_LT(cublasLtMatmul(plans->handle, p->product, &alpha, a, p->a, b, p->b, &beta, c, p->c, d, p->d, &p->algorithm,
-                          workspace, LINEAR_WORKSPACE_BYTES, stream));
+                          workspace, p->workspace_bytes, stream));
     return OK;
 }

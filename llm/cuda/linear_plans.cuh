@@ -20,8 +20,8 @@ typedef struct LinearShape {
 
 typedef struct LinearPlan LinearPlan;
 
-// Scratch of every product: what the library's kernels like to have (its guide asks for 32 MiB on sm_90).
-enum { LINEAR_WORKSPACE_BYTES = 32 << 20 };
+// The most scratch that an algorithm may need (the library's guide offers 32 MiB on sm_90).
+enum { LINEAR_WORKSPACE_MOST = 32 << 20 };
 
 Status linear_plans_open(LinearPlans **plans);
 void linear_plans_close(LinearPlans *plans);  // NULL is fine
@@ -29,7 +29,8 @@ size_t linear_library_version(void);
 
 // The plan for a shape, made when it is asked for first. *plan is NULL where the library has no algorithm of this kind.
 Status linear_plan(LinearPlans *plans, const LinearShape *shape, const LinearPlan **plan);
-// Enqueue. Pointers are aligned to 16 bytes; the workspace has LINEAR_WORKSPACE_BYTES; bias is NULL unless the shape has one.
+size_t linear_plan_workspace(const LinearPlan *plan);  // bytes of scratch that it needs
+// Enqueue. Pointers are aligned to 16 bytes; bias is NULL unless the shape has one.
 Status linear_plan_run(const LinearPlans *plans, const LinearPlan *plan, void *d, const void *a, const void *b,
                        const void *c, float beta, const void *bias, void *workspace, cudaStream_t stream);
 
