@@ -19,7 +19,7 @@
 namespace cudasim {
 namespace {
 
-enum : size_t { ALIGNMENT = 256, PAGE = 4096, MIN_RED_ZONE = 256, MAX_RED_ZONE = 64 << 10 };
+enum : size_t { ALIGNMENT = 256, PAGE = 4096, MAX_RED_ZONE = 64 << 10 };
 enum : unsigned char { POISON = 0xff, RED_ZONE_BYTE = 0xfb };
 
 size_t round_up(size_t n, size_t to) {
@@ -112,7 +112,8 @@ void *Arena::allocate(size_t bytes) {
     if (!base_)
         reserve();
     // Larger allocations have larger red zones: strides over them are larger.
-    size_t red_zone = std::clamp(round_up(bytes / 8, ALIGNMENT), size_t{MIN_RED_ZONE}, size_t{MAX_RED_ZONE});
+    size_t alignment = this == &pinned_memory() ? size_t{PAGE} : size_t{ALIGNMENT};
+    size_t red_zone = std::clamp(round_up(bytes / 8, alignment), alignment, size_t{MAX_RED_ZONE});
     size_t behind = round_up(bytes + red_zone, ALIGNMENT) - bytes, total = round_up(red_zone + bytes + behind, PAGE);
     if (used_ + total > ARENA_ADDRESS_BYTES)
         fatal("%s memory: the address space is used up (%zu bytes were allocated over the run)", name_, used_);

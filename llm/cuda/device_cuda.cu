@@ -22,6 +22,7 @@ enum {
     CALLS = 512,  // host calls of a stream that may wait at a time
     WAITS = 512,  // timed waits of a compute stream that nobody has asked for yet
     MIN_MAJOR = 8,
+    HOST_PAGE = 4096,
 };
 
 struct CudaStream;
@@ -70,6 +71,9 @@ Status cuda_fail(cudaError_t error, const char *doing, const char *what) {
 Status check_count(const DeviceOptions *options) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorInsufficientDriver)
+        return fail("no GPU answers (there is no NVIDIA driver, or one older than this program's CUDA %d.%d needs)",
+                    CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (error != cudaSuccess || count == 0)
         return fail("no GPU answers (%s)", error == cudaSuccess ? "none is there" : cudaGetErrorString(error));
     int ranks = options->local_size > 1 ? options->local_size : 1;
@@ -136,18 +140,21 @@ void cuda_memory_free(Device *, void *memory, size_t) {
     cudaFree(memory);
 }
 
+// CUDA promises no alignment of pinned memory. One page more, and where CUDA's block begins stands in front.
 void *cuda_host_alloc(Device *, size_t bytes) {
-    void *memory = nullptr;
-    if (cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) != cudaSuccess) {
+    void *block = nullptr;
+    if (bytes > SIZE_MAX - HOST_PAGE || cudaHostAlloc(&block, HOST_PAGE + bytes, cudaHostAllocDefault) != cudaSuccess) {
         cudaGetLastError();
         return nullptr;
     }
+    char *memory = static_cast<char *>(block) + HOST_PAGE - reinterpret_cast<uintptr_t>(block) % HOST_PAGE;
+    reinterpret_cast<void **>(memory)[-1] = block;
     memset(memory, 0, bytes);
     return memory;
 }
 
 void cuda_host_free(Device *, void *memory, size_t) {
-    cudaFreeHost(memory);
+    cudaFreeHost(static_cast<void **>(memory)[-1]);
 }
 
 // ---- streams ----
