@@ -683,7 +683,7 @@ static Status run_training(Run *r) {
     Intro intro = {.config = c, .layout = &r->layout, .device = r->device, .device_why = r->device_why, .comm = r->comm,
                    .zero = options_zero(c), .peak_flops = r->peak_flops, .n_tokens = shards_n_tokens(r->train),
                    .n_windows = shards_n_windows(r->train), .n_shards = shards_n_files(r->train),
-                   .predicted = predicted, .saves = c->out ? r->saves : NULL};
+                   .predicted = predicted, .offload = r->offload, .saves = c->out ? r->saves : NULL};
     TRY(introduce(&intro, r->log));
     r->schedule = options_schedule(c);
     run_listen();

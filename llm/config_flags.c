@@ -157,7 +157,7 @@ const Flag flags[] = {
     {"device-memory", GROUP_MEMORY, FIELD(device_memory), "BYTES", 0, "no limit of ours", 1, WHOLE, 0,
      "the most to use on a device (80G, 512Mi)"},
     {"head-chunk", GROUP_MEMORY, FIELD(head_chunk), "TOKENS", 0, "chosen for speed", 1, 1 << 24, 0,
-     "rows of logits that exist at a time; the same bits"},
+     "rows of logits that exist at a time; on a CPU, the same bits"},
 
     {"device", GROUP_RUN, FIELD(device), "auto|cpu|cuda", "auto", 0, 0, 0, 0, "auto: the GPU if one answers, else the CPU"},
     {"threads", GROUP_RUN, FIELD(threads), "N", 0, "the cores that this rank may use", 1, 4096, 0,

@@ -1,5 +1,6 @@
 """What the tests of the launchers share: the stand-in for train_gpt, bounded runs, waiting."""
 import atexit
+import glob
 import os
 import re
 import shutil
@@ -47,6 +48,24 @@ def wait_for(condition, what, seconds=PATIENCE):
             return value
         time.sleep(0.1)
     raise AssertionError(f"{what}: not within {seconds} s")
+
+
+def kill_all_of(text):
+    """SIGKILL to every process that has the text in its command line, as often as it takes: ranks live on for a while when
+    their mpirun is gone."""
+    def left():
+        pids = []
+        for path in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                with open(path, "rb") as file:
+                    if text.encode() in file.read():
+                        pids.append(int(path.split("/")[2]))
+                        os.kill(pids[-1], signal.SIGKILL)
+            except OSError:  # it has ended meanwhile
+                pass
+        return pids
+
+    wait_for(lambda: not left(), f"the end of all processes of {text}")
 
 
 class Scratch(unittest.TestCase):

@@ -343,6 +343,8 @@ static void test_decode(void **state) {
         for (int i = 0; i < shapes().n; i++) {
             AttentionShape s = shapes().list[i];
             s.batch = 1;
+            if (subject == DEVICE_CUDA && s.seq_len > 40)
+                s.seq_len = 40;  // one launch a token
             Run r = run_open(2, dt, s, 1.0f);
             const Ops *ops = device_ops(r.device);
             push(&r, r.qkv);

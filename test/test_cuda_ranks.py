@@ -150,13 +150,13 @@ class Training(unittest.TestCase):
 
     def test_no_races(self):
         def run(stage):
-            self.run_well(2, ("gpt2", "llama")[stage % 2], "--dtype", "bf16", "--zero", str(stage), "--steps", "2",
+            self.run_well(2, ("gpt2", "llama")[stage % 2], "--dtype", "bf16", "--zero", str(stage), "--stop-at", "2",
                           "--grad-accum", "2", mode="race", name=str(stage))
 
         in_parallel(run, STAGES)
 
     def test_under_sanitizers(self):
-        self.run_well(2, "llama", "--dtype", "fp16", "--zero", "3", "--steps", "2", mode="sanitize", name="a", order="reverse")
+        self.run_well(2, "llama", "--dtype", "fp16", "--zero", "3", "--stop-at", "2", mode="sanitize", name="a", order="reverse")
 
     def test_checkpoint_moves_to_other_ranks_and_devices(self):
         out = os.path.join(self.root, "moves")

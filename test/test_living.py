@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from launching import RUN_MPIRUN, wait_for
+from launching import RUN_MPIRUN, kill_all_of, wait_for
 from test_train import Run
 from zero_runs import ENVIRONMENT, HOOKS, MODELS, PROGRAM, Base, in_parallel, launch, require_mpirun
 
@@ -158,7 +158,7 @@ class Resumed(Living):
             wait_for(lambda at=kill_at: f"step {at}/" in self.read(out + ".text"), f"step {kill_at}")
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=30)
-            time.sleep(0.5)
+            kill_all_of(out)
         last = self.run_well(2, flags + ["--zero", "2"], "killed")
         self.assertIn("resumed from", last.text)
         self.assertEqual(last.hashes, whole.hashes)

@@ -22,7 +22,7 @@ BITS = {"ranks": [2, 3, 1], "dtype": ["bf16", "fp16", "fp32"], "model": ["gpt2",
 SAME = {"way": WAYS[1:], "stage": [3, 2, 1, 0], "overlap": ["on", "off"], "activations": [False, True],
         "faults": ["hooks", "delays", "threads", "none"], "resume": [False, "on", "off"]}
 FIXED = {"reduce": "fp32", "tie": "on", "group": "all", "chunk": None}
-RUNS_A_CLASS = 4
+RUNS_A_CLASS = 3
 CHANNELS = ["--channels", "66", "--ffn", "130"]  # units of several tiles
 
 
@@ -162,13 +162,13 @@ class Memory(Base):
         nvme = zero_runs.offload_flags(("nvme", "nvme"), self.root)
 
         def need(more):  # bytes of data that a run takes, by bisection of what is enough
-            low, high = 0, 64
+            low, high = 0, 32
             while high - low > 1:
                 middle = (low + high) // 2
-                run = self.limited(flags + more, self.path("limit"), middle << 23)
+                run = self.limited(flags + more, self.path("limit"), middle << 24)
                 shutil.rmtree(self.path("limit"), ignore_errors=True)
                 low, high = (low, middle) if run.code == 0 else (middle, high)
-            return high << 23
+            return high << 24
 
         limit = need(nvme)
         self.assertLess(limit, need([]) - state // 2)

@@ -9,9 +9,9 @@
 
 #include "zero/comm_mpi_world.h"
 
-// Sleep between polls: a quarter of the time since something moved, within these bounds. While no job is there MPI still
+// Sleep between polls: a tenth of the time since something moved, within these bounds. While no job is there MPI still
 // needs a call now and then, for messages that it has taken but not yet sent.
-enum { PAUSE_MIN_US = 50, PAUSE_BUSY_MAX_US = 500, PAUSE_IDLE_MAX_US = 20000 };
+enum { PAUSE_MIN_US = 20, PAUSE_BUSY_MAX_US = 1000, PAUSE_IDLE_MAX_US = 20000 };
 
 static struct {
     pthread_t thread;
@@ -209,7 +209,7 @@ static void wait_for_news(int microseconds) {
 }
 
 static int pause_us(double seconds_since_move, bool busy) {
-    double pause = 1e6 * seconds_since_move / 4, longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
+    double pause = 1e6 * seconds_since_move / 10, longest = busy ? PAUSE_BUSY_MAX_US : PAUSE_IDLE_MAX_US;
     return pause < PAUSE_MIN_US ? PAUSE_MIN_US : (int)(pause < longest ? pause : longest);
 }
 

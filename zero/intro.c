@@ -32,12 +32,13 @@ static Status predict_traffic(const Intro *r, cJSON *fields) {
 static void introduce_offload(const Intro *r, RunLog *log) {
     const Config *c = r->config;
     static const char *const places[] = {"on the device", "in host memory", "in a file"};
-    if (c->offload_optimizer == OFFLOAD_NONE && !c->offload_activations)
+    if (!r->offload)
         return;
     log_line(log, "offload  optimizer state %s, parameters %s, block inputs %s", places[c->offload_optimizer],
              places[c->offload_params], places[c->offload_activations ? OFFLOAD_CPU : OFFLOAD_NONE]);
     if (r->predicted.nvme > 0)
-        log_line(log, "         %.1f MB a rank in %s, which go with the run", (double)r->predicted.nvme / 1e6, c->nvme_path);
+        log_line(log, "         %.1f MB a rank in %s, which go with the run; requests of %.1f MB by %s",
+                 (double)r->predicted.nvme / 1e6, c->nvme_path, (double)c->nvme_buffer / 1e6, r->offload->requests);
     if (device_kind(r->device) == DEVICE_CPU)
         log_line(log, "         device and host memory are the same chips here: what is in host memory saves nothing");
 }

@@ -18,6 +18,7 @@ typedef struct Intro {
     int64_t n_tokens, n_windows;    // of the training data
     int n_shards;
     PlanBytes predicted;
+    const Offload *offload;         // NULL: everything stays on the device
     const char *saves;              // how saves are made; NULL: nothing is ever saved
 } Intro;
 

@@ -96,10 +96,6 @@ void nvme_close(NvmeFile *f) {
     free(f);
 }
 
-bool nvme_is_direct(const NvmeFile *f) {
-    return f->direct;
-}
-
 // ---- requests ----
 
 Status nvme_queue_open(NvmeFile *file, int depth, NvmeQueue **queue) {
@@ -145,8 +141,10 @@ void nvme_queue_close(NvmeQueue *q) {
     free(q);
 }
 
-const char *nvme_queue_kind(const NvmeQueue *q) {
-    return q->engine->kind;
+const char *nvme_describe(const NvmeQueue *q) {
+    static const char *const ways[2][2] = {{"threads, through the page cache", "threads, past the page cache (O_DIRECT)"},
+                                           {"io_uring, through the page cache", "io_uring, past the page cache (O_DIRECT)"}};
+    return ways[q->engine != &nvme_threads][q->file->direct];
 }
 
 Status nvme_start(NvmeQueue *q, NvmeRequest *r) {

@@ -33,12 +33,11 @@ typedef struct NvmeRequest {
 // `what` names the file in messages and must outlive it (a literal).
 Status nvme_open(const char *directory, const char *what, int rank, int64_t bytes, NvmeFile **file);
 void nvme_close(NvmeFile *file);  // NULL is fine; its queues are closed before
-bool nvme_is_direct(const NvmeFile *file);
 
 // At most `depth` requests in flight.
 Status nvme_queue_open(NvmeFile *file, int depth, NvmeQueue **queue);
 void nvme_queue_close(NvmeQueue *queue);              // waits for what is in flight; NULL is fine
-const char *nvme_queue_kind(const NvmeQueue *queue);  // "io_uring" or "threads"
+const char *nvme_describe(const NvmeQueue *queue);  // how its requests are made, for people
 
 // Start a request, which stays where it is until nvme_wait returns. Waiting for one that was not started is fine.
 Status nvme_start(NvmeQueue *queue, NvmeRequest *request);

@@ -5,7 +5,6 @@
 #include "zero/nvme_file.h"
 
 typedef struct NvmeEngine {
-    const char *kind;
     // Allocates what it needs for a file descriptor and a depth; returns -errno, and then the next engine is tried.
     int (*open)(int fd, int depth, void **impl);
     void (*close)(void *impl);                        // nothing is in flight

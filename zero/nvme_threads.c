@@ -99,4 +99,4 @@ static int threads_complete(void *impl) {
     return 0;
 }
 
-const NvmeEngine nvme_threads = {"threads", threads_open, threads_close, threads_submit, threads_complete};
+const NvmeEngine nvme_threads = {threads_open, threads_close, threads_submit, threads_complete};

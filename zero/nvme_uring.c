@@ -61,6 +61,6 @@ static int uring_complete(void *impl) {
     return 0;
 }
 
-const NvmeEngine nvme_uring = {"io_uring", uring_open, uring_close, uring_submit, uring_complete};
+const NvmeEngine nvme_uring = {uring_open, uring_close, uring_submit, uring_complete};
 
 #endif

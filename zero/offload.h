@@ -40,6 +40,7 @@ typedef struct Offload {
     OffloadOptions options;
     Stream *compute, *down, *up;
     Stream *fetch;       // parameter shards on their way to the device
+    const char *requests;                // how those to files are made, for people; NULL: there are none
     OffloadStats stats;  // of the step
 } Offload;
 

@@ -107,7 +107,9 @@ static Status open_file(OffloadParams *p) {
     TRY(nvme_open(options->nvme_path, "parameters", options->rank, bytes, &p->file));
     device_count_file(p->offload->device, bytes);
     TRY(nvme_queue_open(p->file, READERS, &p->reads));
-    return nvme_queue_open(p->file, WRITERS, &p->writes);
+    TRY(nvme_queue_open(p->file, WRITERS, &p->writes));
+    p->offload->requests = nvme_describe(p->writes);
+    return OK;
 }
 
 static Status open_all(OffloadParams *p) {

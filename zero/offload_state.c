@@ -118,7 +118,9 @@ static Status open_file(OffloadState *s) {
                                  (size_t)record_bytes(s->tile_len, s->n_kinds), (void **)&s->buffers[i].memory));
     TRY(nvme_open(options->nvme_path, "optimizer state", options->rank, bytes, &s->file));
     device_count_file(s->offload->device, bytes);
-    return nvme_queue_open(s->file, OFFLOAD_BUFFERS, &s->queue);
+    TRY(nvme_queue_open(s->file, OFFLOAD_BUFFERS, &s->queue));
+    s->offload->requests = nvme_describe(s->queue);
+    return OK;
 }
 
 Status offload_state_open(Offload *offload, const Layout *layout, OffloadState **state) {

@@ -137,9 +137,11 @@ static void advice(const PlanInput *in, const Plan *plan, char *text, size_t tex
     bool fits = find_change(in, &change);
     options_of(in, &change, options);
 
+    const char *has = !in->limit_is_found  ? "--device-memory"
+                      : in->device_is_host ? "a rank's share of this host's memory"
+                                           : "a rank's share of the device's memory";
     int used = snprintf(text, text_bytes, "--zero %d needs %s%s, and %s is %s; ", in->stage,
-                        in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need),
-                        in->limit_is_found ? "a rank's share of the device's memory" : "--device-memory",
+                        in->layout ? "" : "at least ", decimal_bytes((double)plan->total[in->stage], need), has,
                         decimal_bytes((double)in->device_memory, limit));
     text += used;
     text_bytes -= (size_t)used;

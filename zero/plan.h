@@ -81,8 +81,6 @@ void plan_state_bytes(const PlanInput *input, double *params, double *grads, dou
 void plan_compute(const PlanInput *input, Plan *plan);
 // One stage under one choice (NULL: model states alone). Returns the total that counts against device_memory.
 size_t plan_stage(const PlanInput *input, int stage, const PlanChoice *choice, PlanBytes *bytes);
-// Whether what is offloaded can be in this stage: every rank would keep a copy of it in stage 0.
-bool plan_offloads(const PlanInput *input, int stage);
 
 // How saves are made in a stage, for people.
 void plan_describe_saves(const PlanInput *input, const Plan *plan, int stage, char *text, size_t text_bytes);

@@ -6,7 +6,8 @@
 #include "zero/offload_state.h"
 #include "zero/plan.h"
 
-bool plan_offloads(const PlanInput *in, int stage) {
+// Every rank would keep a copy of what is offloaded in stage 0.
+static bool offloads(const PlanInput *in, int stage) {
     return in->offload.optimizer != OFFLOAD_NONE && (stage > 0 || in->n_ranks == 1);
 }
 
@@ -52,7 +53,7 @@ static void add_states(const PlanInput *in, int stage, PlanBytes *b) {
         full = (size_t)in->layout->full_len;
         shard = (size_t)in->layout->shard_len;
     }
-    bool offloaded = plan_offloads(in, stage);
+    bool offloaded = offloads(in, stage);
     if (!offloads_params(in, stage))
         b->device[MEM_PARAMETERS] += (stage >= 3 ? shard : full) * dtype_bytes(in->dtype);
     if (stage < 2 || !offloaded)

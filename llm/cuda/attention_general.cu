@@ -22,6 +22,7 @@ constexpr int WIDE = 128;    // columns of the results of a block
 constexpr int LANES = 16;    // threads that share a row
 constexpr int ROW_STEP = 8;  // threads that share a column
 constexpr int BLOCK = LANES * ROW_STEP;
+static_assert(BLOCK == WIDE, "a thread for each column");
 constexpr int ROWS = TILE / ROW_STEP;  // of a thread: row + 8·i, columns lane + 16·j
 
 struct Shared {
@@ -93,6 +94,7 @@ __device__ void scores(Square acc, Shared &shared, const Rows<T> &x, const Rows<
 // With y's columns from c0 on.
 template <class T>
 __device__ void add_weighted(Result acc, Shared &shared, const Square w, const Rows<T> &y, int c0) {
+    const int columns = min(WIDE, y.columns - c0);
     __syncthreads();  // who still reads the tile before this one
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
@@ -100,16 +102,21 @@ __device__ void add_weighted(Result acc, Shared &shared, const Square w, const R
         for (int j = 0; j < TILE / LANES; j++)
             shared.w[row_of(i)][lane() + LANES * j] = w[i][j];
 #pragma unroll 4
-    for (int n = static_cast<int>(threadIdx.x); n < TILE * WIDE; n += BLOCK)
-        shared.wide[n / WIDE][n % WIDE] = y.get(n / WIDE, c0 + n % WIDE);
+    for (int row = 0; row < TILE; row++)
+        if (static_cast<int>(threadIdx.x) < columns)
+            shared.wide[row][threadIdx.x] = y.get(row, c0 + static_cast<int>(threadIdx.x));
     __syncthreads();
 #pragma unroll 4
     for (int k = 0; k < TILE; k++)
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < WIDE / LANES; j++) {
+            if (LANES * j >= columns)  // the same for the whole block
+                break;
+            const float right = lane() + LANES * j < columns ? shared.wide[k][lane() + LANES * j] : 0.0f;
 #pragma unroll
-            for (int j = 0; j < WIDE / LANES; j++)
-                acc[i][j] = fmaf(shared.w[row_of(i)][k], shared.wide[k][lane() + LANES * j], acc[i][j]);
+            for (int i = 0; i < ROWS; i++)
+                acc[i][j] = fmaf(shared.w[row_of(i)][k], right, acc[i][j]);
+        }
 }
 
 // Rounds acc·factor, from column c0 of the rows of a head on.
@@ -196,9 +203,9 @@ __global__ void __launch_bounds__(BLOCK)
     store_result(out + out_at(s, b, q0, h), out_stride(s), q.rows, s.head_dim, c0, acc, factor);
 }
 
-// dq, and delta for the pass after it.
+// dq, and delta for the pass after it. The compiler's own choice, 4 blocks, would spill.
 template <class T>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 3)
     general_backward_queries(T *dqkv, float *delta, const T *dout, const T *qkv, const T *out, const float *lse,
                              AttentionShape s, float scale) {
     SHARED(Shared, shared, [1]);

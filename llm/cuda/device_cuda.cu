@@ -78,8 +78,9 @@ Status check_count(const DeviceOptions *options) {
         return fail("no GPU answers (%s)", error == cudaSuccess ? "none is there" : cudaGetErrorString(error));
     int ranks = options->local_size > 1 ? options->local_size : 1;
     if (ranks > count || options->local_rank >= count)
-        return fail_usage("%d ranks on this host, but %d GPU%s: start one rank a GPU, or use --device cpu", ranks, count,
-                          count == 1 ? "" : "s");
+        return fail_usage("%d ranks on this host, but %d GPU%s: start one rank a GPU, each of which sees all of them "
+                          "(Slurm: --gpus-per-node, not --gpus-per-task), or use --device cpu",
+                          ranks, count, count == 1 ? "" : "s");
     return OK;
 }
 
