@@ -117,11 +117,10 @@ class Async(Living):
             process = self.start(3, flags, out, {"ZERO_TEST_COMM_DELAY_US": "300"})
             text = out + ".text"
             wait_for(lambda: "checkpoint of step 20 saved" in self.read(text), "the first save")
-            with open(filler, "wb") as file:
+            with open(filler, "wb", buffering=0) as file:
                 try:
                     while True:
                         file.write(b"0" * 16384)
-                        file.flush()
                 except OSError:
                     pass
             os.truncate(filler, os.path.getsize(filler) - 100_000)  # the log goes on, a checkpoint has no room
