@@ -269,11 +269,10 @@ class WrongInput(Base):
             flags = MODELS["gpt2"] + ["--train", self.train, "--checkpoint-every", "2", "--steps", "4", "--keep", "0"]
             first = self.run_program(flags + ["--stop-at", "2"], out)
             self.assertEqual(first.code, 0, first.error)
-            with open(os.path.join(disk, "filler"), "wb") as f:
+            with open(os.path.join(disk, "filler"), "wb", buffering=0) as f:
                 try:
                     while True:
                         f.write(b"0" * 65536)
-                        f.flush()
                 except OSError:
                     pass
             size = os.path.getsize(os.path.join(disk, "filler"))

@@ -7,8 +7,8 @@
 
 #include "zero/comm_mpi_world.h"
 
-// Several ranks often find the same fault at the same time. Before it speaks, each listens a little longer than the one
-// before it, so that only one of them is heard.
+// Several ranks often find the same fault at the same time, or the end of one that has just said why. Before it speaks,
+// each listens, a little longer than the one before it, so that only one of them is heard.
 static const double SECONDS_BETWEEN_RANKS = 0.1;
 static const double PEER_CHECK_SECONDS = 1.0;
 
@@ -47,7 +47,7 @@ void mpi_heed_others(void) {
 
 _Noreturn void mpi_end_run(Status status, const char *message) {
     int rank = mpi_world_rank();
-    double until = comm_clock() + SECONDS_BETWEEN_RANKS * (rank < 10 ? rank : 10);
+    double until = comm_clock() + SECONDS_BETWEEN_RANKS * (rank < 10 ? rank + 1 : 11);
     while (comm_clock() < until) {
         mpi_heed_others();
         nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
