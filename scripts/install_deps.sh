@@ -13,7 +13,7 @@ set -euo pipefail
 declare -A packages=(
     [build]="build-essential pkg-config libhdf5-dev libcjson-dev libdnnl-dev libopenblas-dev liburing-dev libopenmpi-dev openmpi-bin"
     [data]="python3 python3-numpy python3-h5py python3-sentencepiece python3-matplotlib dict-gcide"
-    [test]="libcmocka-dev python3 python3-numpy python3-h5py python3-matplotlib iproute2 procps fio
+    [test]="libcmocka-dev python3 python3-numpy python3-h5py python3-matplotlib iproute2 procps fio clang libclang-rt-dev
         slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins"
 )
 
@@ -35,11 +35,18 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     exit 1
 fi
 
-missing=()
-for package in $(for group in "${groups[@]}"; do echo "${packages[$group]}"; done | tr ' ' '\n' | sort -u); do
-    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    [ "$status" = installed ] || missing+=("$package")
-done
+# clang's runtimes are a package of their own in Debian 12; Ubuntu 22.04 has them in another that comes with clang.
+unknown() { [ "$1" = libclang-rt-dev ] && ! apt-cache show "$1" >/dev/null 2>&1; }
+
+find_missing() {
+    local package status
+    missing=()
+    for package in $(for group in "${groups[@]}"; do echo "${packages[$group]}"; done | tr ' ' '\n' | sort -u); do
+        status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+        [ "$status" = installed ] || unknown "$package" || missing+=("$package")
+    done
+}
+find_missing
 if [ ${#missing[@]} -eq 0 ]; then
     echo "Packages (${groups[*]}): all installed."
     exit 0
@@ -57,5 +64,6 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "Installing them with apt-get …"
 "${root[@]}" apt-get -qq update
+find_missing # more packages are known now
 "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -qq install -y --no-install-recommends "${missing[@]}" </dev/null
