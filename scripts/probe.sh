@@ -69,14 +69,15 @@ fi
 [ $mpi = 1 ] || no "MPI (package libopenmpi-dev): one rank only"
 
 # CUDA: one kernel is compiled and linked with what a program with it needs. cudart is linked in; cuBLASLt and NCCL are
-# found where the toolkit lies; none of them needs the driver, so the program starts on a machine without a GPU.
+# loaded from where the toolkit lies when a GPU is used (llm/cuda/library.cuh); none of them needs the driver. So the
+# program starts on a machine without a GPU.
 cuda=0 nccl=0 home= archs= cuda_libs=
 find_cuda() {
     home=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")}
     nvcc=$home/bin/nvcc
     [ -x "$nvcc" ] || return
     for dir in "$home/lib64" "$home/lib"; do [ -e "$dir/libcudart_static.a" ] && break; done
-    cuda_libs="-L$dir -Wl,-rpath,$dir -lcublasLt -lcudart_static -lrt -lstdc++"
+    cuda_libs="-L$dir -Wl,-rpath,$dir -lcudart_static -lrt -lstdc++"
     printf '#include <cublasLt.h>\n__global__ void k() {}\nextern "C" size_t f() { k<<<1, 1>>>(); return cublasLtGetVersion(); }\n' >"$tmp/k.cu"
     # For the GPU of this machine if one answers; else for the data centre's and the newest that nvcc knows.
     if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; then
@@ -88,10 +89,10 @@ find_cuda() {
         names="sm_80, sm_90, sm_$newest and, as PTX, what lies between and after"
     fi
     "$nvcc" $archs -c -o "$tmp/k.o" "$tmp/k.cu" >"$tmp/log" 2>&1 || return
-    links 'unsigned long f(void); unsigned long (*g)(void) = f;' "$tmp/k.o" $cuda_libs -lm -ldl -pthread || return
+    links 'unsigned long f(void); unsigned long (*g)(void) = f;' "$tmp/k.o" $cuda_libs -lcublasLt -lm -ldl -pthread || return
     cuda=1
     if links '#include <nccl.h>
-int f(int *v) { return ncclGetVersion(v); }' -I"$home/include" -L"$dir" -lnccl; then nccl=1; cuda_libs="$cuda_libs -lnccl"; fi
+int f(int *v) { return ncclGetVersion(v); }' -I"$home/include" -L"$dir" -lnccl; then nccl=1; fi
 }
 if [ "$CUDA" = 0 ]; then no "CUDA: left out (CUDA=0)"; else find_cuda; fi
 if [ $cuda = 1 ]; then

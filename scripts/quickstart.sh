@@ -15,7 +15,7 @@ SHARDS=shards/gcide
 RUN=runs/quickstart
 PYTHON=${PYTHON:-/usr/bin/python3}
 VOCAB=2048 SEQ_LEN=256 MICRO_BATCH=8
-# 3.7 M parameters: within four minutes on two cores, larger models see too little text.
+# 4.3 M parameters: within four minutes on two cores, larger models see too little text.
 MODEL=(--model llama-tiny --layers 4 --heads 4 --channels 256 --seq-len "$SEQ_LEN")
 
 minutes=4 again=

@@ -178,6 +178,11 @@ class Memory(Base):
         for text in ("16Ψ", "4Ψ", "2Ψ", "activations"):
             self.assertIn(text, plan.text)
 
+    def test_libraries_of_gpus_wait(self):
+        # cuBLASLt and NCCL take 200 MB of a run as soon as they are loaded: only a GPU is worth that.
+        libraries = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=True).stdout
+        self.assertNotRegex(libraries, "cublas|nccl|libcuda")
+
     def test_limit(self):
         run = self.refused(MODELS["gpt2"] + ["--train", self.train, "--device-memory", "1M"], "--recompute")
         self.assertNotIn("step 1/", run.text)

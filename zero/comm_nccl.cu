@@ -5,6 +5,8 @@
 
 #include "zero/comm_nccl.cuh"
 
+NcclLibrary nccl;
+
 ncclDataType_t nccl_type(Dtype dtype) {
     return dtype == DTYPE_FP32 ? ncclFloat32 : dtype == DTYPE_BF16 ? ncclBfloat16 : ncclFloat16;
 }
@@ -48,8 +50,8 @@ void nccl_end(const NcclCall *call) {
 }
 
 Status nccl_fail(const char *doing, ncclResult_t result) {
-    const char *more = ncclGetLastError(nullptr);
-    return fail("%s failed: NCCL says: %s%s%s", doing, ncclGetErrorString(result), *more ? "; " : "", more);
+    const char *more = nccl.ncclGetLastError(nullptr);
+    return fail("%s failed: NCCL says: %s%s%s", doing, nccl.ncclGetErrorString(result), *more ? "; " : "", more);
 }
 
 void nccl_check(const NcclCall *call, ncclResult_t result) {
@@ -65,7 +67,7 @@ static void all_gather(Comm *comm, Stream *stream, const char *what, void *full,
     NcclCall call;
     if (!nccl_begin(c, GATHERS, COMM_ALL_GATHER, stream, what, &call))
         return;
-    nccl_check(&call, ncclAllGather(shard, full, static_cast<size_t>(len), nccl_type(dtype), c->gather, call.s));
+    nccl_check(&call, nccl.ncclAllGather(shard, full, static_cast<size_t>(len), nccl_type(dtype), c->gather, call.s));
     nccl_end(&call);
 }
 
@@ -105,7 +107,7 @@ static void stop_watching(void) {
 }
 
 static Status split(ncclComm_t from, int color, int rank, ncclComm_t *to) {
-    ncclResult_t result = ncclCommSplit(from, color, rank, to, nullptr);
+    ncclResult_t result = nccl.ncclCommSplit(from, color, rank, to, nullptr);
     return result == ncclSuccess ? OK : nccl_fail("splitting the communicator of all ranks", result);
 }
 
@@ -113,11 +115,11 @@ static Status make_communicators(CommNccl *c) {
     CommShape shape = c->base.options.shape;
     int n = shape.n_ranks, s = shape.shard_group, rank = c->base.rank;
     ncclUniqueId id = {};
-    ncclResult_t result = rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
+    ncclResult_t result = rank == 0 ? nccl.ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess)
         return nccl_fail("getting an id for the communicator", result);
     TRY(mpi_broadcast(&c->base, "NCCL's id", &id, sizeof id, 0));
-    result = ncclCommInitRank(&c->world, n, id, rank);
+    result = nccl.ncclCommInitRank(&c->world, n, id, rank);
     if (result != ncclSuccess)
         return fail_context(nccl_fail("connecting the GPUs", result),
                             "rank %d of %d (each needs a GPU of its own; NCCL_DEBUG=WARN says more)", rank, n);
@@ -152,6 +154,7 @@ static Status connect_ranks(CommNccl *c) {
 
 static Status open_all(CommNccl *c) {
     Device *device = c->base.device;
+    TRY(nccl.load(LIBRARY_FILE("libnccl", NCCL_MAJOR)));
     TRY(mpi_host_open(&c->base));
     TRY(device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(&c->base.options),
                      reinterpret_cast<void **>(&c->staging)));
@@ -175,11 +178,11 @@ static void close_comm(Comm *comm) {
     nccl_unregister(comm, c->staging);
     stream_destroy(c->sums);
     stream_destroy(c->stand_in);
-    for (ncclComm_t nccl : {c->across, c->inside == c->world ? nullptr : c->inside, c->gather, c->world})
-        if (nccl && c->is_open)
-            ncclCommDestroy(nccl);
-        else if (nccl)
-            ncclCommAbort(nccl);  // does not wait for other ranks
+    for (ncclComm_t communicator : {c->across, c->inside == c->world ? nullptr : c->inside, c->gather, c->world})
+        if (communicator && c->is_open)
+            nccl.ncclCommDestroy(communicator);
+        else if (communicator)
+            nccl.ncclCommAbort(communicator);  // does not wait for other ranks
     for (Event *event : {c->called, c->returned, c->ready, c->finished})
         event_destroy(event);
     for (int parity = 0; parity < 2; parity++)

@@ -13,6 +13,7 @@
 #include <nccl.h>
 
 #include "llm/cuda/cuda.cuh"
+#include "llm/cuda/library.cuh"
 
 extern "C" {
 #include "zero/comm_backend.h"
@@ -21,6 +22,15 @@ extern "C" {
 }
 
 static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "zero.c needs NCCL 2.18 or newer (ncclCommSplit)");
+
+#define NCCL_FUNCTIONS(X)                                                                           \
+    X(ncclAllGather) X(ncclAllReduce) X(ncclCommAbort) X(ncclCommDeregister) X(ncclCommDestroy)     \
+    X(ncclCommGetAsyncError) X(ncclCommInitRank) X(ncclCommRegister) X(ncclCommSplit)               \
+    X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclGroupEnd) X(ncclGroupStart)  \
+    X(ncclRecv) X(ncclReduceScatter) X(ncclSend)
+
+LIBRARY(NcclLibrary, NCCL_FUNCTIONS);
+extern NcclLibrary nccl;
 
 // How far the collectives of one communicator are: in pinned memory, written by the GPU, read by the MPI thread.
 typedef struct NcclProgress {

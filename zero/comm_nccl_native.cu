@@ -8,9 +8,9 @@
 
 static void reduce_in_place(const NcclCall *call, float *shard, const float *full, size_t len) {
     CommNccl *c = call->comm;
-    nccl_check(call, ncclReduceScatter(full, shard, len, ncclFloat32, ncclSum, c->inside, call->s));
+    nccl_check(call, nccl.ncclReduceScatter(full, shard, len, ncclFloat32, ncclSum, c->inside, call->s));
     if (c->across)
-        nccl_check(call, ncclAllReduce(shard, shard, len, ncclFloat32, ncclSum, c->across, call->s));
+        nccl_check(call, nccl.ncclAllReduce(shard, shard, len, ncclFloat32, ncclSum, c->across, call->s));
 }
 
 static void reduce_piece(const NcclCall *call, char *shard, Dtype shard_dtype, const float *full, int64_t full_stride,
@@ -26,10 +26,10 @@ static void reduce_piece(const NcclCall *call, char *shard, Dtype shard_dtype, c
     Pack pack = {.full = full, .full_stride = full_stride, .to = c->staging, .to_stride = len, .dtype = wire, .n = n,
                  .n_cuts = 1, .group_size = n, .local = 0, .first_round = 0, .len = len};
     pack_cuts(&pack, call->s);
-    nccl_check(call, ncclReduceScatter(c->staging, result, count, nccl_type(wire), ncclSum, c->inside, call->s));
+    nccl_check(call, nccl.ncclReduceScatter(c->staging, result, count, nccl_type(wire), ncclSum, c->inside, call->s));
     if (c->across) {
         ops->convert(call->stream, partial, DTYPE_FP32, result, wire, len);
-        nccl_check(call, ncclAllReduce(partial, partial, count, ncclFloat32, ncclSum, c->across, call->s));
+        nccl_check(call, nccl.ncclAllReduce(partial, partial, count, ncclFloat32, ncclSum, c->across, call->s));
         ops->convert(call->stream, result, wire, partial, DTYPE_FP32, len);
     }
     if (add)

@@ -50,8 +50,8 @@ void progress_look(void *context, WatchProgress *to) {
     to->what[sizeof to->what - 1] = '\0';
     for (ncclComm_t comm : {lane->comm, lane->across}) {
         ncclResult_t error = ncclSuccess;
-        if (comm && ncclCommGetAsyncError(comm, &error) == ncclSuccess && error != ncclSuccess &&
+        if (comm && nccl.ncclCommGetAsyncError(comm, &error) == ncclSuccess && error != ncclSuccess &&
             error != ncclInProgress)
-            to->error = ncclGetErrorString(error);
+            to->error = nccl.ncclGetErrorString(error);
     }
 }

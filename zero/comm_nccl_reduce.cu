@@ -39,15 +39,15 @@ static void exchange(const NcclReduction *n, int64_t piece) {
     stream_wait(n->call->stream, n->c->summed[piece % 2]);  // piece-2 has left `received`
     const size_t len = static_cast<size_t>(reduction_piece_size(r, piece));
     const ncclDataType_t type = nccl_type(r->wire);
-    nccl_check(n->call, ncclGroupStart());
+    nccl_check(n->call, nccl.ncclGroupStart());
     for (int64_t i = 0; i < r->n_level1; i++) {
         const int round = reduction_place(i, r->n_cuts).round, first = r->group * r->group_size;
         const int to = (r->local + round) % r->group_size, from = (r->local - round + r->group_size) % r->group_size;
-        nccl_check(n->call, ncclSend(reduction_sends(r, to, i, piece), len, type, first + to, n->c->world, n->call->s));
-        nccl_check(n->call, ncclRecv(reduction_wire(r, r->received[piece % 2], i), len, type, first + from,
+        nccl_check(n->call, nccl.ncclSend(reduction_sends(r, to, i, piece), len, type, first + to, n->c->world, n->call->s));
+        nccl_check(n->call, nccl.ncclRecv(reduction_wire(r, r->received[piece % 2], i), len, type, first + from,
                                      n->c->world, n->call->s));
     }
-    nccl_check(n->call, ncclGroupEnd());
+    nccl_check(n->call, nccl.ncclGroupEnd());
     event_record(n->c->exchanged[piece % 2], n->call->stream);
 }
 
@@ -78,16 +78,16 @@ static void exchange_partials(const NcclReduction *n, int64_t piece) {
     const Reduction *r = &n->r;
     const size_t len = static_cast<size_t>(reduction_piece_size(r, piece));
     stream_wait(n->call->stream, n->c->summed[piece % 2]);
-    nccl_check(n->call, ncclGroupStart());
+    nccl_check(n->call, nccl.ncclGroupStart());
     for (int64_t i = 0; i < r->n_level2; i++) {
         const int round = reduction_place(i, 1).round;
         const int to = (r->group + round) % r->n_groups, from = (r->group - round + r->n_groups) % r->n_groups;
-        nccl_check(n->call, ncclSend(reduction_partial(r, to, piece), len, ncclFloat32,
+        nccl_check(n->call, nccl.ncclSend(reduction_partial(r, to, piece), len, ncclFloat32,
                                      to * r->group_size + r->local, n->c->world, n->call->s));
-        nccl_check(n->call, ncclRecv(reduction_fp32(r, r->partials[piece % 2], i), len, ncclFloat32,
+        nccl_check(n->call, nccl.ncclRecv(reduction_fp32(r, r->partials[piece % 2], i), len, ncclFloat32,
                                      from * r->group_size + r->local, n->c->world, n->call->s));
     }
-    nccl_check(n->call, ncclGroupEnd());
+    nccl_check(n->call, nccl.ncclGroupEnd());
     event_record(n->c->crossed[piece % 2], n->call->stream);
 }
 

@@ -20,7 +20,7 @@ Status nccl_register(Comm *comm, void *memory, size_t bytes) {
     for (int i = 0; i < 4; i++) {
         if (!communicator(c, i))
             continue;
-        ncclResult_t result = ncclCommRegister(communicator(c, i), memory, bytes, &r->handles[i]);
+        ncclResult_t result = nccl.ncclCommRegister(communicator(c, i), memory, bytes, &r->handles[i]);
         if (result != ncclSuccess)
             return fail_context(nccl_fail("registering memory", result), "NCCL_LOCAL_REGISTER=0 does without");
     }
@@ -35,7 +35,7 @@ void nccl_unregister(Comm *comm, const void *memory) {
             continue;
         for (int i = 0; i < 4; i++)
             if (r->handles[i])
-                ncclCommDeregister(communicator(c, i), r->handles[i]);
+                nccl.ncclCommDeregister(communicator(c, i), r->handles[i]);
         *r = c->registered[--c->n_registered];
         return;
     }

@@ -5,6 +5,18 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "llm/cuda/library.cuh"
+
+#define CUBLASLT_FUNCTIONS(X) X(cublasLtCreate) X(cublasLtDestroy) X(cublasLtGetStatusString)  \
+    X(cublasLtGetVersion) X(cublasLtMatmul) X(cublasLtMatmulAlgoConfigGetAttribute)            \
+    X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) \
+    X(cublasLtMatmulDescSetAttribute) X(cublasLtMatmulPreferenceCreate)                        \
+    X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)                 \
+    X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)
+
+LIBRARY(CublasLt, CUBLASLT_FUNCTIONS);
+static CublasLt cublaslt;
+
 struct LinearPlan {
     LinearShape shape;
     bool found;
@@ -28,7 +40,7 @@ enum { OFFERS = 16, ALIGNMENT = 16 };
     do {                                                                                                    \
         cublasStatus_t lt_status_ = (call);                                                                 \
         if (lt_status_ != CUBLAS_STATUS_SUCCESS)                                                            \
-            return fail("cuBLASLt: %s: %s", #call, cublasLtGetStatusString(lt_status_));                     \
+            return fail("cuBLASLt: %s: %s", #call, cublaslt.cublasLtGetStatusString(lt_status_));                     \
     } while (0)
 
 cudaDataType_t data_type(Dtype dt) {
@@ -43,7 +55,7 @@ bool equal(const LinearShape *a, const LinearShape *b) {
 
 Status layout(cublasLtMatrixLayout_t *layout, Dtype dt, bool transposed, int64_t rows, int64_t columns, int64_t ld) {
     uint64_t r = static_cast<uint64_t>(transposed ? columns : rows), c = static_cast<uint64_t>(transposed ? rows : columns);
-    TRY_LT(cublasLtMatrixLayoutCreate(layout, data_type(dt), r, c, ld));
+    TRY_LT(cublaslt.cublasLtMatrixLayoutCreate(layout, data_type(dt), r, c, ld));
     return OK;
 }
 
@@ -51,10 +63,10 @@ Status describe(LinearPlan *p) {
     const LinearShape *s = &p->shape;
     cublasOperation_t a = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    TRY_LT(cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    TRY_LT(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a));
-    TRY_LT(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b));
-    TRY_LT(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    TRY_LT(cublaslt.cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a));
+    TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b));
+    TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     TRY(layout(&p->a, s->dt, s->transpose_a, s->m, s->k, s->lda));
     TRY(layout(&p->b, s->dt, s->transpose_b, s->k, s->n, s->ldb));
     TRY(layout(&p->c, s->d_dtype, false, s->m, s->n, s->ldc));
@@ -64,14 +76,14 @@ Status describe(LinearPlan *p) {
 Status set_preference(cublasLtMatmulPreference_t preference) {
     const uint64_t workspace = LINEAR_WORKSPACE_MOST;
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = ALIGNMENT;
-    TRY_LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+    TRY_LT(cublaslt.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                                 sizeof workspace));
-    TRY_LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+    TRY_LT(cublaslt.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                                                 sizeof reductions));
     for (cublasLtMatmulPreferenceAttributes_t operand :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        TRY_LT(cublasLtMatmulPreferenceSetAttribute(preference, operand, &alignment, sizeof alignment));
+        TRY_LT(cublaslt.cublasLtMatmulPreferenceSetAttribute(preference, operand, &alignment, sizeof alignment));
     return OK;
 }
 
@@ -80,9 +92,9 @@ bool sums_in_one_piece(const cublasLtMatmulAlgo_t *algorithm) {
     int32_t split_k = 0;
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK;
     size_t written;
-    return cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split_k, sizeof split_k,
+    return cublaslt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split_k, sizeof split_k,
                                                 &written) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
+           cublaslt.cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
                                                 sizeof reduction, &written) == CUBLAS_STATUS_SUCCESS &&
            split_k <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
@@ -91,11 +103,11 @@ Status choose(const LinearPlans *plans, LinearPlan *p, cublasLtMatmulPreference_
     TRY(set_preference(preference));
     cublasLtMatmulHeuristicResult_t offers[OFFERS];
     int n = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(plans->handle, p->product, p->a, p->b, p->c, p->d, preference,
+    cublasStatus_t status = cublaslt.cublasLtMatmulAlgoGetHeuristic(plans->handle, p->product, p->a, p->b, p->c, p->d, preference,
                                                            OFFERS, offers, &n);
     if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED)
         return fail("cuBLASLt offers no algorithm for a product of %lld x %lld x %lld: %s", (long long)p->shape.m,
-                    (long long)p->shape.n, (long long)p->shape.k, cublasLtGetStatusString(status));
+                    (long long)p->shape.n, (long long)p->shape.k, cublaslt.cublasLtGetStatusString(status));
     for (int i = 0; i < n && !p->found; i++) {
         if (offers[i].state == CUBLAS_STATUS_SUCCESS && sums_in_one_piece(&offers[i].algo)) {
             p->algorithm = offers[i].algo;
@@ -109,32 +121,34 @@ Status choose(const LinearPlans *plans, LinearPlan *p, cublasLtMatmulPreference_
 Status make(const LinearPlans *plans, LinearPlan *p) {
     TRY(describe(p));
     cublasLtMatmulPreference_t preference;
-    TRY_LT(cublasLtMatmulPreferenceCreate(&preference));
+    TRY_LT(cublaslt.cublasLtMatmulPreferenceCreate(&preference));
     Status status = choose(plans, p, preference);
-    cublasLtMatmulPreferenceDestroy(preference);
+    cublaslt.cublasLtMatmulPreferenceDestroy(preference);
     return status;
 }
 
 void destroy(LinearPlan *p) {
     for (cublasLtMatrixLayout_t layout : {p->a, p->b, p->c, p->d})
         if (layout)
-            cublasLtMatrixLayoutDestroy(layout);
+            cublaslt.cublasLtMatrixLayoutDestroy(layout);
     if (p->product)
-        cublasLtMatmulDescDestroy(p->product);
+        cublaslt.cublasLtMatmulDescDestroy(p->product);
     free(p);
 }
 
 }  // namespace
 
 Status linear_plans_open(LinearPlans **plans) {
+    *plans = nullptr;
+    TRY(cublaslt.load(LIBRARY_FILE("libcublasLt", CUBLAS_VER_MAJOR)));
     *plans = static_cast<LinearPlans *>(calloc(1, sizeof **plans));
     if (!*plans)
         return fail("out of host memory");
-    cublasStatus_t status = cublasLtCreate(&(*plans)->handle);
+    cublasStatus_t status = cublaslt.cublasLtCreate(&(*plans)->handle);
     if (status == CUBLAS_STATUS_SUCCESS)
         return OK;
     free(*plans);
-    return fail("cannot start cuBLASLt: %s", cublasLtGetStatusString(status));
+    return fail("cannot start cuBLASLt: %s", cublaslt.cublasLtGetStatusString(status));
 }
 
 void linear_plans_close(LinearPlans *plans) {
@@ -143,12 +157,12 @@ void linear_plans_close(LinearPlans *plans) {
     for (int i = 0; i < plans->len; i++)
         destroy(plans->list[i]);
     free(plans->list);
-    cublasLtDestroy(plans->handle);
+    cublaslt.cublasLtDestroy(plans->handle);
     free(plans);
 }
 
 size_t linear_library_version(void) {
-    return cublasLtGetVersion();
+    return cublaslt.cublasLtGetVersion();
 }
 
 Status linear_plan(LinearPlans *plans, const LinearShape *shape, const LinearPlan **plan) {
@@ -189,8 +203,8 @@ Status linear_plan_run(const LinearPlans *plans, const LinearPlan *p, void *d, c
                        const void *c, float beta, const void *bias, void *workspace, cudaStream_t stream) {
     const float alpha = 1.0f;
     if (p->shape.bias)
-        TRY_LT(cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
-    TRY_LT(cublasLtMatmul(plans->handle, p->product, &alpha, a, p->a, b, p->b, &beta, c, p->c, d, p->d, &p->algorithm,
+        TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    TRY_LT(cublaslt.cublasLtMatmul(plans->handle, p->product, &alpha, a, p->a, b, p->b, &beta, c, p->c, d, p->d, &p->algorithm,
                           workspace, p->workspace_bytes, stream));
     return OK;
 }
