@@ -2,7 +2,7 @@
 """Who includes whom: the arrows between the rooms of the house, checked over the tree, so that the picture stays true.
 
     train_gpt.c   everything but backends of llm/
-    zero/         zero/ and llm/, not data/; what is compiled for GPUs (comm_nccl) also the kernels' headers of llm/cuda
+    zero/         zero/ and llm/, not data/; what is compiled for GPUs (comm_nccl) also the headers named below
     data/         data/, and of llm/ only the basics below
     llm/          llm/ alone; llm/cpu and llm/cuda are reached through device.h and ops.h only
     test/, dev/   everything
@@ -19,7 +19,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SOURCE = re.compile(r"\.(c|h|cu|cuh|cpp)$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 BASICS = {"llm/config.h", "llm/status.h", "llm/dtype.h", "llm/utf8.h"}  # what data/ may use of llm/
-KERNEL_HEADERS = {"llm/cuda/cuda.cuh", "llm/cuda/launch.cuh", "llm/cuda/vec.cuh"}  # what zero/comm_nccl may use
+# What zero/comm_nccl may use: the kernels' headers, and how a library is loaded when a GPU is used.
+CUDA_HEADERS = {f"llm/cuda/{name}.cuh" for name in ("cuda", "launch", "library", "vec")}
 LONG = 400  # lines, before one asks whether a file is two things
 
 
@@ -86,7 +87,7 @@ class Arrows(unittest.TestCase):
         wrong = []
         for path, target in self.quoted():
             allowed = (room(target) in ALLOWED[room(path)] or (room(path) == "data" and target in BASICS)
-                       or (path.startswith("zero/comm_nccl") and target in KERNEL_HEADERS))
+                       or (path.startswith("zero/comm_nccl") and target in CUDA_HEADERS))
             if not allowed:
                 wrong.append(f"{path} includes {target}")
         self.assertEqual(wrong, [])
