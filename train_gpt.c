@@ -33,6 +33,8 @@
 #include "zero/spikes.h"
 #include "zero/trace.h"
 
+static const double PEAK_MEASUREMENT_FLOPS = 1e11;  // about six products of 2048 x 2048 matrices
+
 typedef struct Run {
     Config config;
     Schedule schedule;
@@ -617,6 +619,20 @@ static Status predict(Run *r, PlanBytes *predicted) {
     return plan_check(&input, &plan);
 }
 
+// How fast this rank's device is, to show which part of it the model gets: not shown where the measurement would cost more
+// than the run, or finds no room for its matrices under --device-memory.
+static void measure_peak(Run *r) {
+    const Config *c = &r->config;
+    double tokens = (double)c->steps * c->global_batch * c->seq_len;
+    r->peak_flops = NAN;
+    if (tokens * model_flops_per_token(&c->model, c->seq_len) < PEAK_MEASUREMENT_FLOPS)
+        return;
+    if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
+        r->peak_flops = NAN;
+        status_clear();
+    }
+}
+
 // ---- the program ----
 
 static Status run_export(const Config *c) {
@@ -673,10 +689,7 @@ static Status run_training(Run *r) {
     TRY(layout_make(&c->model, r->n_ranks, c->shard_group ? c->shard_group : r->n_ranks, r->rank, &r->layout));
     TRY(open_device(r));
     TRY(predict(r, &predicted));
-    if (peak_measure(r->device, r->compute, c->dtype, 3, 0.1, &r->peak_flops) != OK) {
-        r->peak_flops = NAN;  // no room for its matrices under --device-memory: the fraction of peak is not shown
-        status_clear();
-    }
+    measure_peak(r);
     TRY(open_model(r));
     TRY(open_state(r));
     predicted.snapshot = r->async ? predicted.snapshot : 0;

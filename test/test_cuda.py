@@ -125,23 +125,27 @@ class Training(WithShard):
 class OutOfMemory(WithShard):
     """Each allocation of device memory finds no room, in turn: a message with the table and no crash."""
 
-    def attempt(self, **settings):
+    def attempt(self, steps="1", **settings):
         return run("plain", "train_gpt", *MODELS["gpt2"], "--dtype", "bf16", "--zero", "2", "--sample-every", "2",
-                   "--steps", "1", "--train", self.shard, "--device", "cuda", **settings)
+                   "--steps", steps, "--stop-at", "1", "--train", self.shard, "--device", "cuda", **settings)
 
     def test_every_allocation(self):
         failures = 0
         for n in range(1, 1000):
             status, output = self.attempt(malloc_fail=n)
-            if status == 0 and failures:
-                break
             if status == 0:
-                self.assertNotIn("matmul peak", output)  # what failed was the measurement of the peak
-                continue
+                break
             failures += 1
             self.assertEqual(status, 1, output)
             self.assertRegex(output, r"the device has no room for [\w ]+ \(\w+, [\d.]+ MB\); in use: .*--plan shows the table")
         self.assertGreater(failures, 30)
+
+    def test_measurement_of_the_peak(self):
+        """Long runs begin with it, and go on without."""
+        for n, in_intro in ((0, True), (1, False)):
+            status, output = self.attempt(steps="1000000", malloc_fail=n)
+            self.assertEqual(status, 0, output)
+            self.assertEqual("matmul peak" in output, in_intro)
 
     def test_device_that_is_too_small(self):
         for memory in ("1K", "1M", "4M"):
