@@ -745,7 +745,7 @@ int main(int argc, char **argv) {
     run_open_standard_files();
     Status status = run(&r, argc, argv);
     if (status == FAILED || status == BAD_USAGE)
-        comm_abort(status);
+        comm_fail(status);  // of many ranks this is the end
     close_run(&r);
     comm_stop();
     return status;

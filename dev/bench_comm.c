@@ -111,8 +111,8 @@ int main(int argc, char **argv) {
     for (int round = 0; status == OK && round < b.rounds; round++)
         status = run_round(&b, round);
     if (status != OK)
-        comm_abort(status);
-    if (b.world.rank == 0)
+        comm_fail(status);
+    else if (b.world.rank == 0)
         print_bench(&b);
     free(b.times);
     device_free(b.device, b.full);
@@ -121,5 +121,5 @@ int main(int argc, char **argv) {
     device_close(b.device);
     layout_free(&b.layout);
     comm_stop();
-    return OK;
+    return status;
 }

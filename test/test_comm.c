@@ -444,7 +444,7 @@ static int64_t do_wrong(const char *how) {
         raise(SIGKILL);
     if (strcmp(how, "failed") == 0) {
         fail("the disk is on fire");
-        comm_abort(FAILED);
+        comm_fail(FAILED);
     }
     return strcmp(how, "other length") == 0 ? 50 : 100;
 }
@@ -463,7 +463,7 @@ static void ranks_failure(const CommWorld *world, const char *how) {
     assert_ok(comm_open(b.device, b.compute, &options, &comm));
     if (strcmp(how, "disagreement") == 0) {
         if (comm_agree(comm, "build", world->rank == world->size - 1 ? "1.1" : "1.0") != OK)
-            comm_abort(BAD_USAGE);
+            comm_fail(BAD_USAGE);
     }
     comm_set_step(comm, 17);
     int64_t len = world->rank == 1 ? do_wrong(how) : 100;
@@ -475,8 +475,10 @@ static void ranks_failure(const CommWorld *world, const char *how) {
 
 static int run_ranks(const char *what) {
     CommWorld world;
-    if (comm_start(&world) != OK)
-        comm_abort(FAILED);
+    if (comm_start(&world) != OK) {
+        comm_fail(FAILED);
+        return FAILED;
+    }
     if (strcmp(what, "results") == 0)
         ranks_results(&world);
     else

@@ -47,14 +47,14 @@ void comm_stop(void) {
 #endif
 }
 
-void comm_abort(Status status) {
+void comm_fail(Status status) {
 #ifdef HAVE_MPI
     if (comm_mpi_started())
         comm_mpi_abort(status, status_message());
 #endif
+    (void)status;
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", program_invocation_short_name, status_message());
-    exit(status);
 }
 
 Status comm_open(Device *device, Stream *compute, const CommOptions *options, Comm **comm) {

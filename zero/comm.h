@@ -10,7 +10,7 @@
 // A collective in which nothing moves for the timeout, a lost peer and an error of the transport end the run on every
 // rank with one message naming rank, unit, collective and step, and exit status 1: nothing is saved, nothing hangs.
 //
-//     comm_start → device_open → comm_shape_make → comm_open → … → comm_close → comm_stop        comm_abort at any time
+//     comm_start → device_open → comm_shape_make → comm_open → … → comm_close → comm_stop        comm_fail at any time
 #ifndef ZERO_COMM_H
 #define ZERO_COMM_H
 
@@ -28,11 +28,11 @@ typedef struct CommWorld {
 // Learn who this rank is, before anything else is opened. MPI is started only if mpirun or srun started this process
 // with others; a process by itself is rank 0 of 1. Fails when it was started with others but cannot talk to them.
 Status comm_start(CommWorld *world);
-// The end of a run that went well: waits for all ranks. After a failure, comm_abort.
+// The end of a run that went well: waits for all ranks. After a failure, comm_fail.
 void comm_stop(void);
-// End every rank, with this thread's message as the last one and `status` as the exit status. Ranks that fail alike
-// print one message. Works before comm_start as well.
-__attribute__((noreturn)) void comm_abort(Status status);
+// Says this thread's message as the last one. Of many ranks it ends all, with `status` as the exit status, and does not
+// return; ranks that fail alike print one message. A rank alone closes what it opened. Works before comm_start as well.
+void comm_fail(Status status);
 
 // How N ranks share the work of a reduction and the pieces of a unit.
 typedef struct CommShape {
