@@ -93,6 +93,7 @@ typedef struct Config {
 
     // precision
     Dtype dtype;
+    bool tf32;               // fp32 matmuls of a GPU take operands rounded to TF32
     StateDtype grad_dtype, reduce_dtype;
     double loss_scale;       // 0 = dynamic (fp16) or 1 (others)
     double loss_scale_init, loss_scale_min;  // of the dynamic one, as the rest: see llm/loss_scale.h

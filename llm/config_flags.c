@@ -114,6 +114,8 @@ const Flag flags[] = {
 
     {"dtype", GROUP_PRECISION, FIELD(dtype), "fp32|bf16|fp16", "fp32", 0, 0, 0, NUMBERS,
      "parameters and activations; sums are fp32, and so are the master weights"},
+    {"tf32", GROUP_PRECISION, FIELD(tf32), "on|off", "off", 0, 0, 0, NUMBERS,
+     "on, with fp32 on a GPU: matmuls round their operands to 10 bits of mantissa, and run on tensor cores"},
     {"grad-dtype", GROUP_PRECISION, FIELD(grad_dtype), "fp32|param", "fp32", 0, 0, 0, NUMBERS,
      "gradients that a rank keeps; param = --dtype, the textbook's 2 bytes a parameter"},
     {"reduce-dtype", GROUP_PRECISION, FIELD(reduce_dtype), "fp32|param", "fp32", 0, 0, 0, NUMBERS,

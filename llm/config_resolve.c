@@ -220,6 +220,7 @@ static Status check_ignored(const Config *c) {
         {"min-lr", decays, "a --schedule that decays to it"},
         {"warmup-min-lr", deepspeed, "--schedule WarmupLR, WarmupDecayLR or WarmupCosineLR"},
         {"warmup-type", deepspeed, "--schedule WarmupLR, WarmupDecayLR or WarmupCosineLR"},
+        {"tf32", c->dtype == DTYPE_FP32 && c->device != CHOOSE_CPU, "--dtype fp32 on a GPU"},
         {"loss-scale-init", fp16, "--dtype fp16 without --loss-scale"},
         {"loss-scale-window", fp16, "--dtype fp16 without --loss-scale"},
         {"loss-scale-hysteresis", fp16, "--dtype fp16 without --loss-scale"},

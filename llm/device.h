@@ -57,6 +57,7 @@ typedef struct DeviceOptions {
     int local_size;       // processes of this run that share the host's cores; 0: this one alone
     int threads;          // compute threads (CPU); 0: its share of the cores this process may use
     size_t memory_limit;  // bytes of all categories together; 0: no limit of ours
+    bool tf32;            // matmuls of fp32 may round their operands to TF32 (CUDA)
 } DeviceOptions;
 
 Status device_open(const DeviceOptions *options, Device **device);

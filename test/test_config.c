@@ -143,6 +143,8 @@ static void ignored_options_are_refused(void **state) {
     assert_fails(resolve_line(&c, "--loss-scale-window 9", 1, 0), "--dtype fp16 without --loss-scale");
     assert_fails(resolve_line(&c, "--dtype fp16 --loss-scale 8 --loss-scale-min 2", 1, 0), "--dtype fp16 without");
     assert_fails(resolve_line(&c, "--dtype fp16 --loss-scale-min 2 --loss-scale-init 1", 1, 0), "is below --loss-scale-min");
+    assert_fails(resolve_line(&c, "--tf32 on --dtype bf16 --device cuda", 1, 0), "--dtype fp32 on a GPU");
+    assert_fails(resolve_line(&c, "--tf32 on --device cpu", 1, 0), "--dtype fp32 on a GPU");
     assert_ok(resolve_line(&c, "--optimizer sgd --momentum 0.5 --schedule wsd --wsd-decay 0.2 --out x --keep 1", 1, 0));
     assert_ok(resolve_line(&c, "--plan --params 7e9 --ranks 8", 8, 0));
 }

@@ -69,6 +69,12 @@ class Training(WithShard):
                 self.assertEqual(len(cuda), 5)
                 np.testing.assert_allclose(cuda, cpu, rtol=tolerance, err_msg=f"{model} {dtype}")
 
+    def test_tf32(self):
+        """Rounded operands: other bits, and losses that are close."""
+        exact, rounded = (self.train("gpt2", "--tf32", tf32) for tf32 in ("off", "on"))
+        self.assertNotEqual(self.hashes(exact), self.hashes(rounded))
+        np.testing.assert_allclose(self.losses(rounded), self.losses(exact), rtol=2e-3)  # 2^-11 an operand, twice a product
+
     def test_same_bits(self):
         """Whatever the order of streams, of blocks and threads, and what --recompute keeps; accumulation has its own."""
         for model in MODELS:

@@ -49,7 +49,7 @@ Status introduce(const Intro *r, RunLog *log) {
     double flops = model_flops_per_token(&c->model, c->seq_len);
     log_line(log, "model    %s: %.1f M parameters (%d layers, %d channels, %d heads, vocabulary %lld), %s", c->model_name,
              (double)r->layout->n_params / 1e6, c->model.layers, c->model.channels, c->model.heads,
-             (long long)c->model.vocab_size, dtype_name(c->dtype));
+             (long long)c->model.vocab_size, c->tf32 ? "fp32, matmuls in TF32" : dtype_name(c->dtype));
     if (c->model.had_dropout)
         log_line(log, "         the config.json asks for dropout; this program trains without it");
     log_line(log, "device   %s%s", device_name(r->device),

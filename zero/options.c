@@ -4,7 +4,7 @@
 
 Status options_open_device(const Config *c, const CommWorld *world, Device **device, char *why, size_t why_bytes) {
     DeviceOptions options = {.kind = DEVICE_CPU, .threads = c->threads, .local_rank = world->local_rank,
-                             .local_size = world->local_size, .memory_limit = c->device_memory};
+                             .local_size = world->local_size, .memory_limit = c->device_memory, .tf32 = c->tf32};
     *why = '\0';
     if (c->device == CHOOSE_CPU)
         return device_open(&options, device);
@@ -16,6 +16,8 @@ Status options_open_device(const Config *c, const CommWorld *world, Device **dev
         snprintf(why, why_bytes, "a GPU answers");
     if (status != FAILED)  // more ranks than GPUs: the user decides
         return status;
+    if (c->tf32)
+        return fail_context(status, "--tf32 on needs a GPU");
     snprintf(why, why_bytes, "the CPU, as %s", status_message());
     status_clear();
     options.kind = DEVICE_CPU;

@@ -103,7 +103,7 @@ Status cuda_open(Device *device, const DeviceOptions *options) {
     if (!d)
         return fail("out of host memory");
     d->multiprocessors = properties.multiProcessorCount;
-    Status status = linear_plans_open(&d->linear);
+    Status status = linear_plans_open(options->tf32, &d->linear);
     if (status != OK) {
         free(d);
         return status;

@@ -28,6 +28,7 @@ struct LinearPlan {
 
 struct LinearPlans {
     cublasLtHandle_t handle;
+    bool tf32;
     LinearPlan **list;
     int len, room;
 };
@@ -59,11 +60,12 @@ Status layout(cublasLtMatrixLayout_t *layout, Dtype dt, bool transposed, int64_t
     return OK;
 }
 
-Status describe(LinearPlan *p) {
+Status describe(LinearPlan *p, bool tf32) {
     const LinearShape *s = &p->shape;
     cublasOperation_t a = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    TRY_LT(cublaslt.cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    cublasComputeType_t compute = tf32 && s->dt == DTYPE_FP32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    TRY_LT(cublaslt.cublasLtMatmulDescCreate(&p->product, compute, CUDA_R_32F));
     TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a));
     TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b));
     TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
@@ -119,7 +121,7 @@ Status choose(const LinearPlans *plans, LinearPlan *p, cublasLtMatmulPreference_
 }
 
 Status make(const LinearPlans *plans, LinearPlan *p) {
-    TRY(describe(p));
+    TRY(describe(p, plans->tf32));
     cublasLtMatmulPreference_t preference;
     TRY_LT(cublaslt.cublasLtMatmulPreferenceCreate(&preference));
     Status status = choose(plans, p, preference);
@@ -138,12 +140,13 @@ void destroy(LinearPlan *p) {
 
 }  // namespace
 
-Status linear_plans_open(LinearPlans **plans) {
+Status linear_plans_open(bool tf32, LinearPlans **plans) {
     *plans = nullptr;
     TRY(cublaslt.load(LIBRARY_FILE("libcublasLt", CUBLAS_VER_MAJOR)));
     *plans = static_cast<LinearPlans *>(calloc(1, sizeof **plans));
     if (!*plans)
         return fail("out of host memory");
+    (*plans)->tf32 = tf32;
     cublasStatus_t status = cublaslt.cublasLtCreate(&(*plans)->handle);
     if (status == CUBLAS_STATUS_SUCCESS)
         return OK;

@@ -23,7 +23,8 @@ typedef struct LinearPlan LinearPlan;
 // The most scratch that an algorithm may need (the library's guide offers 32 MiB on sm_90).
 enum { LINEAR_WORKSPACE_MOST = 32 << 20 };
 
-Status linear_plans_open(LinearPlans **plans);
+// `tf32`: products of fp32 round their operands to TF32 (10 bits of mantissa), for tensor cores.
+Status linear_plans_open(bool tf32, LinearPlans **plans);
 void linear_plans_close(LinearPlans *plans);  // NULL is fine
 size_t linear_library_version(void);
 
