@@ -517,9 +517,7 @@ static Status find_checkpoint(const Config *c, char path[PATH_BYTES]) {
     *path = '\0';
     if (strcmp(c->resume, "auto") == 0)
         return c->out ? checkpoint_newest(c->out, path, PATH_BYTES) : OK;
-    if (strcmp(c->resume, "never") != 0 && snprintf(path, PATH_BYTES, "%s", c->resume) >= PATH_BYTES)
-        return fail("--resume %s: the path is too long", c->resume);
-    return OK;
+    return strcmp(c->resume, "never") == 0 ? OK : checkpoint_find(c->resume, path);
 }
 
 // A run that does not go on from a checkpoint in --out must not mix its own with those that are there: the next resume
@@ -699,7 +697,7 @@ static Status run_training(Run *r) {
                    .predicted = predicted, .offload = r->offload, .saves = c->out ? r->saves : NULL};
     TRY(introduce(&intro, r->log));
     r->schedule = options_schedule(c);
-    run_listen();
+    run_listen(r->rank);
     if (c->trace)
         TRY(trace_open(r->comm, c->trace));
     Status status = train(r);
@@ -730,10 +728,11 @@ static Status run(Run *r, int argc, char **argv) {
         TRY(config_resolve(c, c->ranks, 0));
         return run_plan(r);
     }
-    if (c->hash)
-        return checkpoint_hash(c->hash, stdout);
-    if (c->verify)
-        return checkpoint_verify(c->verify, stdout);
+    if (c->hash || c->verify) {
+        char path[PATH_BYTES];
+        TRY(checkpoint_find(c->hash ? c->hash : c->verify, path));
+        return c->hash ? checkpoint_hash(path, stdout) : checkpoint_verify(path, stdout);
+    }
     if (c->export_hf)
         return run_export(c);
     TRY(config_resolve(c, r->n_ranks, 0));

@@ -323,8 +323,15 @@ class Training(Base):
         text, error = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 3, error)
         step = int(re.search(r"asked to stop: saving step (\d+)", text).group(1))
+        self.assertIn("a second signal stops at once", error)
         self.assertIn(f"step_{step:08d}", os.listdir(out))
         self.assertEqual(self.run_program(["--verify", os.path.join(out, f"step_{step:08d}")]).code, 0)
+        # A run's directory stands for its newest checkpoint
+        tools = [self.run_program(["--hash", where]) for where in (out, os.path.join(out, f"step_{step:08d}"))]
+        self.assertEqual(tools[0].text, tools[1].text)
+        resumed = self.run_program(flags[:-2] + ["--resume", out, "--stop-at", str(step)])
+        self.assertIn(f"at step {step}", resumed.text)
+        self.refused(["--verify", self.root], "neither a checkpoint nor the directory of a run")
 
     def test_many_signals(self):
         # A signal must never interrupt the code that computes: its frame on the stack broke oneDNN's kernels

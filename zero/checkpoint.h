@@ -34,6 +34,9 @@ Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *
 // for checkpoint_load to find.
 Status checkpoint_newest(const char *out, char *path, size_t path_bytes);
 
+// What a user means by a path: a checkpoint, or a run's directory, which stands for its newest one.
+Status checkpoint_find(const char *given, char path[PATH_BYTES]);
+
 // Whether the checkpoint at `path` lies in `out`.
 bool checkpoint_is_in(const char *out, const char *path);
 

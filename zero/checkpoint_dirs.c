@@ -76,6 +76,21 @@ Status checkpoint_newest(const char *out, char *path, size_t path_bytes) {
     return status;
 }
 
+Status checkpoint_find(const char *given, char path[PATH_BYTES]) {
+    char manifest[PATH_BYTES];
+    struct stat unused;
+    TRY(durable_join(manifest, given, "manifest.json"));
+    if (stat(manifest, &unused) != 0) {
+        TRY(checkpoint_newest(given, path, PATH_BYTES));
+        if (!*path)
+            return fail("%s is neither a checkpoint nor the directory of a run that has saved one", given);
+        return OK;
+    }
+    if (snprintf(path, PATH_BYTES, "%s", given) >= PATH_BYTES)
+        return fail("the path %s is too long", given);
+    return OK;
+}
+
 bool checkpoint_is_in(const char *out, const char *path) {
     char parent[PATH_BYTES];
     struct stat a, b;

@@ -21,7 +21,7 @@
 // A thread of their own takes signals; all others block them. A handler would interrupt the thread that computes, and the
 // frame that the kernel then puts on its stack destroys what matmul code generated at run time keeps below the stack
 // pointer: a heap that is broken once in some hundred signals.
-static _Atomic bool listening, stop_requested, save_requested;
+static _Atomic bool listening, speaks, stop_requested, save_requested;
 static double started, time_limit;  // by comm_clock; time_limit 0: none
 
 static sigset_t handled_signals(void) {
@@ -47,6 +47,23 @@ static void take_default(int signal_number) {
     raise(signal_number);
 }
 
+// Lines of this thread: the main thread may hold the lock of a stream.
+static void say(const char *line) {
+    if (speaks && write(STDERR_FILENO, line, strlen(line)) < 0)
+        return;  // nobody listens
+}
+
+static void note_stop(void) {
+    if (!stop_requested)
+        say("train_gpt: stopping after this micro-batch; a second signal stops at once, without saving\n");
+    stop_requested = true;
+}
+
+static void end_at_once(int signal_number) {
+    say("train_gpt: stopped at once, as asked twice\n");
+    _exit(128 + signal_number);
+}
+
 static void *take_signals(void *unused) {
     (void)unused;
     sigset_t set = handled_signals();
@@ -59,9 +76,9 @@ static void *take_signals(void *unused) {
         else if (!listening)
             take_default(signal_number);
         else if (stop_requested && signal_number != SIGHUP)
-            _exit(128 + signal_number);  // asked twice: at once
+            end_at_once(signal_number);
         else
-            stop_requested = true;
+            note_stop();
     }
     return NULL;
 }
@@ -84,11 +101,12 @@ static void on_closed_pipe(int signal_number) {
     stop_requested = true;
 }
 
-void run_listen(void) {
+void run_listen(int rank) {
     struct sigaction action = {.sa_handler = on_closed_pipe, .sa_flags = SA_RESTART}, now;
     sigemptyset(&action.sa_mask);
     if (sigaction(SIGPIPE, NULL, &now) == 0 && now.sa_handler == SIG_DFL)  // MPI looks after it: that stays so
         sigaction(SIGPIPE, &action, NULL);
+    speaks = rank == 0;
     listening = true;
 }
 

@@ -20,7 +20,7 @@ struct cJSON;
 typedef enum RunRequest { REQUEST_NONE, REQUEST_SAVE, REQUEST_TIME_OVER, REQUEST_STOP } RunRequest;  // by strength
 // Called before any other thread exists. Until run_listen, signals that ask for an end do what they do to any program.
 Status run_take_signals(void);
-void run_listen(void);  // from now on the loop asks run_request
+void run_listen(int rank);  // from now on the loop asks; rank 0 says what a signal does
 // Standard input, output and error that the caller closed become /dev/null. Otherwise the next file to be opened takes
 // their number, and what is printed goes into it. First thing in main.
 void run_open_standard_files(void);
