@@ -26,7 +26,8 @@ def key_of(config):
 def program_id(device):
     """Changes with any of the programs that are run."""
     digest = hashlib.sha256()
-    programs = {zero_runs.program_of({"faults": faults}, device)[0] for faults in zero_runs.SAME["faults"]}
+    faults = zero_runs.SIMULATED if device == "cudasim" else zero_runs.SAME["faults"]
+    programs = {zero_runs.program_of({"faults": one}, device)[0] for one in faults}
     for program in sorted(programs):
         with open(program, "rb") as f:
             digest.update(f.read())
@@ -63,7 +64,8 @@ def main():
     if options.again and os.path.exists(RESULTS):
         os.remove(RESULTS)
 
-    product = zero_runs.offload_product() if options.offload else zero_runs.full_product()
+    product = (zero_runs.simulated_product() if options.device == "cudasim" else
+               zero_runs.offload_product() if options.offload else zero_runs.full_product())
     classes = [c for c in product if options.ranks in (None, c[0]["ranks"])][part - 1::parts]
     n = sum(len(configs) for _, configs in classes)
     program = program_id(options.device)

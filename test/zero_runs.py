@@ -152,18 +152,40 @@ def environment(config):
     return result
 
 
-# On simulated GPUs the simulator's orders and its race build take the place of hooks and delays.
-SIMULATED = {"none": ("plain", {"CUDASIM_ORDER": "random"}),
-             "delays": ("plain", {"CUDASIM_ORDER": "reverse", "CUDASIM_PROTECT": "1"}),
-             "hooks": ("race", {"CUDASIM_STREAMS": "random"})}
-SIMULATED_STEPS = 4
+# On simulated GPUs the simulator's builds and orders take the place of hooks and delays.
+SIMULATED = {"in order": ("plain", {"CUDASIM_ORDER": "inorder"}),
+             "reverse": ("plain", {"CUDASIM_ORDER": "reverse", "CUDASIM_PROTECT": "1"}),
+             "random": ("plain", {"CUDASIM_ORDER": "random"}),
+             "sanitize": ("sanitize", {"CUDASIM_ORDER": "random"}),
+             "race": ("race", {"CUDASIM_STREAMS": "random"})}
+SIMULATED_STEPS = 3
+
+
+def simulated_product():
+    """Ranks, dtype, model and accumulation, each in every stage, build and order of the simulator, for dev/matrix.py
+    --device cudasim. What else is in BITS and SAME takes turns."""
+    factors = {name: BITS[name] for name in ("ranks", "dtype", "model", "accum")}
+    turns = list(itertools.product(*(BITS[name] for name in BITS if name not in factors)))
+    variants = [dict(zip(SAME, values)) for values in itertools.product(*SAME.values())]
+    for these in (turns, variants):  # else they would keep step with the factors
+        random.Random(10).shuffle(these)
+    turns, variant = itertools.cycle(turns), itertools.cycle(variants)
+    for values in itertools.product(*factors.values()):
+        bits = dict(zip(factors, values))
+        bits.update(zip((name for name in BITS if name not in factors), next(turns)))
+        if bits["dtype"] == "fp32":
+            bits["grad"] = bits["reduce"] = "fp32"
+        if bits["ranks"] == 1:
+            bits["group"] = "all"
+        yield bits, [{**bits, **next(variant), "faults": faults, "stage": stage}
+                     for stage, faults in itertools.product(STAGES, SIMULATED)]
 
 
 def program_of(config, device):
     """Program, environment, steps and further arguments for a configuration on a device: "cpu" or "cudasim"."""
     if device == "cpu":
         return PROGRAM if config["faults"] == "none" else HOOKS, environment(config), STEPS, []
-    mode, env = SIMULATED.get(config["faults"], SIMULATED["none"])
+    mode, env = SIMULATED[config["faults"]]
     env = {**env, "CUDASIM_SEED": str(zlib.crc32(json.dumps(config, sort_keys=True).encode()))}
     return os.path.abspath(f"build/cudasim/{mode}/train_gpt"), env, SIMULATED_STEPS, ["--device", "cuda"]
 
@@ -202,7 +224,7 @@ def run_config(config, train, out, device="cpu"):
 
 def in_parallel(function, items):
     """[function(item)], a few at a time: ranks that wait for each other leave cores idle."""
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as pool:
         return list(pool.map(function, items))
 
 
