@@ -159,11 +159,11 @@ class Bench:
         return statistics.median(e["seconds"] for e in steps)
 
     def overlap(self):
-        run([HOSTS, self.hosts, "shape", "1gbit"])
+        run([HOSTS, self.hosts, "shape", self.args.overlap_rate])
         network = self.network_alone()
         gathers, reductions = network["gather_s"], network["reduce_s"]
         micro_batch, forward, backward, rest = self.choose_batch(sum(gathers) + sum(reductions))
-        print(f"overlap: 16 blocks, Ψ = {network['n_params'] / 1e6:.1f} M, unit 0 {100 * network['unit_0'] / network['n_params']:.1f}% "
+        print(f"overlap at {self.args.overlap_rate}: 16 blocks, Ψ = {network['n_params'] / 1e6:.1f} M, unit 0 {100 * network['unit_0'] / network['n_params']:.1f}% "
               f"of it; micro-batch {micro_batch} of 64 tokens\n"
               f"  forward {forward:.3f} s, backward {backward:.3f} s, norm and update of all of it {rest:.3f} s; "
               f"gathers {sum(gathers):.3f} s, reductions {sum(reductions):.3f} s")
@@ -209,6 +209,7 @@ def main():
     parser.add_argument("--model", default="gpt2-124m", help="of `scaling` (%(default)s)")
     parser.add_argument("--seq-len", type=int, default=256, help="of `scaling`; divides 2048 (%(default)s)")
     parser.add_argument("--channels", type=int, default=384, help="of the model of `overlap` and `plan` (%(default)s)")
+    parser.add_argument("--overlap-rate", default="1gbit", help="of `overlap` (%(default)s)")
     parser.add_argument("--rates", default="1gbit,300mbit", help="of `plan` (%(default)s)")
     args = parser.parse_args()
     parts = args.parts or ["scaling", "overlap", "plan"]
