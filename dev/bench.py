@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
-import numpy as np
+from benches import make_shard, run
 
 CASES = {  # name: (model, dtype, T, micro-batch, goal)
     "gpt2-124m bf16 T=256": ("gpt2-124m", "bf16", 256, 4, 0.80),
@@ -28,15 +27,7 @@ CASES = {  # name: (model, dtype, T, micro-batch, goal)
 
 def peak(build, dtype, rounds):
     """FLOP/s of large square products; fp16 multiplies in fp32."""
-    out = subprocess.run([f"{build}/dev/bench_peak", "fp32" if dtype == "fp16" else dtype, str(rounds), "1"],
-                         check=True, capture_output=True, text=True)
-    return float(out.stdout)
-
-
-def make_shard(path):
-    rng = np.random.default_rng(1)
-    with h5py.File(path, "w") as f:
-        f["tokens"] = rng.integers(0, 32000, 1 << 20, dtype=np.uint16)
+    return float(run([f"{build}/dev/bench_peak", "fp32" if dtype == "fp16" else dtype, str(rounds), "1"]))
 
 
 def run_case(build, work, model, dtype, seq_len, micro, steps, extra):
@@ -73,7 +64,7 @@ def main():
     args = parser.parse_args()
     noisy = missed = False
     with tempfile.TemporaryDirectory() as work:
-        make_shard(os.path.join(work, "bench.h5"))
+        make_shard(os.path.join(work, "bench.h5"), 32000)
         print(f"{'case':26} {'tokens/s':>9} {'GFLOP/s':>8} {'of peak':>8} {'goal':>5}  {'peak before, after':>20} "
               f"{'data wait':>9} {'device':>8} {'max RSS':>8}")
         for name, (model, dtype, seq_len, micro, goal) in CASES.items():

@@ -16,37 +16,21 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 
-import h5py
-import numpy as np
+from benches import Goals, make_shard, run
 
 DEPTH = 8  # OFFLOAD_BUFFERS of zero/offload_state.h
 BUFFER = 8 << 20
 RECORD = BUFFER // 4 // 3 // 2048 * 2048 * 12  # bytes of a request of three kinds
 
 
-def run(command):
-    """Standard output of a command that must go well."""
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode != 0:
-        sys.exit(f"bench_offload: {' '.join(command)} failed:\n{process.stdout[-1000:]}{process.stderr[-2000:]}")
-    return process.stdout
-
-
-class Bench:
+class Bench(Goals):
     def __init__(self, args, work):
         self.args, self.work = args, work
-        self.missed = False
         self.shard = os.path.join(work, "bench.h5")
-        with h5py.File(self.shard, "w") as file:
-            file["tokens"] = np.random.default_rng(1).integers(0, 50257, 1 << 20, dtype=np.uint16)
-
-    def verdict(self, ratio, goal, good):
-        self.missed |= not good
-        return f"{ratio:.3f} (goal {goal}){'' if good else '  MISSED'}"
+        make_shard(self.shard, 50257)
 
     def train(self, options, steps):
         """The step events of a run but the first."""

@@ -18,8 +18,9 @@ import tempfile
 import threading
 import time
 
-import h5py
 import numpy as np
+
+from benches import make_shard
 
 EVERY = 10
 PIECE = 1 << 20  # elements
@@ -51,8 +52,7 @@ def main():
     args = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(dir=".") as work:  # on a disk
-        with h5py.File(os.path.join(work, "bench.h5"), "w") as file:
-            file["tokens"] = np.random.default_rng(1).integers(0, 50000, 1 << 20, dtype=np.uint16)
+        make_shard(os.path.join(work, "bench.h5"), 50257)
         out = os.path.join(work, "run")
         process = subprocess.Popen(
             [f"{args.build}/train_gpt", "--model", args.model, "--vocab-size", "50257", "--train", f"{work}/bench.h5",

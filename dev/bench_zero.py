@@ -27,8 +27,7 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
-import numpy as np
+from benches import Goals, make_shard, run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HOSTS = os.path.join(ROOT, "scripts/hosts.sh")
@@ -38,21 +37,11 @@ TEXTBOOK = ["--dtype", "bf16", "--grad-dtype", "param", "--reduce-dtype", "param
 WARM_UP = 1  # steps that are not timed
 
 
-def run(command):
-    """Standard output of a command that must go well."""
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode != 0:
-        sys.exit(f"bench_zero: {' '.join(command)} failed:\n{process.stdout[-1000:]}{process.stderr[-2000:]}")
-    return process.stdout
-
-
-class Bench:
+class Bench(Goals):
     def __init__(self, args, work):
         self.args, self.work = args, work
-        self.missed = False
         self.shard = os.path.join(work, "bench.h5")
-        with h5py.File(self.shard, "w") as file:
-            file["tokens"] = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint16)
+        make_shard(self.shard, 256)
         self.program = os.path.abspath(os.path.join(args.build, "train_gpt"))
         # Both hosts are this machine: a rank and all its threads on one core, as compute_alone has it
         self.pinned = os.path.join(work, "pinned")
@@ -70,10 +59,6 @@ class Bench:
             log = [json.loads(line) for line in file]
         self.start = next(e for e in log if e["event"] == "start")
         return [e for e in log if e["event"] == "step"][WARM_UP:]
-
-    def verdict(self, ratio, goal, good):
-        self.missed |= not good
-        return f"{ratio:.3f} (goal {goal}){'' if good else '  MISSED'}"
 
     # ---- two ranks beside one ----
 

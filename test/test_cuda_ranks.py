@@ -7,17 +7,15 @@ orders is dev/matrix.sh --device cudasim.
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import numpy as np
 
 import zero_formulas
+from simulated import SIM, build
 from zero_runs import MODELS, SMALL, STAGES, WAYS, in_parallel, launch, make_data, mpirun, offload_flags
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SIM = os.path.join(ROOT, "build", "cudasim")
 STREAM_ORDERS = 10
 STEPS = 4
 
@@ -25,13 +23,7 @@ STEPS = 4
 def setUpModule():
     if not shutil.which("mpirun"):
         raise unittest.SkipTest("there is no mpirun (package openmpi-bin)")
-    make = subprocess.run(["make", "-s", "-j2", "cuda_tests"], cwd=ROOT, capture_output=True, text=True)
-    if "No rule to make target" in make.stderr:
-        print("SKIPPED: the CUDA headers are not here, so collectives between GPUs cannot be checked on this machine (the "
-              "CUDA toolkit has them; CUDA_HOME says where)", file=sys.stderr)
-        raise unittest.SkipTest("no CUDA headers")
-    if make.returncode != 0:
-        raise RuntimeError("make cuda_tests:\n" + make.stdout + make.stderr)
+    build()
 
 
 def settings(**values):
