@@ -297,7 +297,10 @@ void event_record(Event *event, Stream *stream) {
     event->device->backend->event_record(event, stream);
 }
 void stream_wait(Stream *stream, Event *event) {
-    event->device->backend->stream_wait(stream, event);
+    event->device->backend->stream_wait(stream, event, NULL);
+}
+void stream_wait_on_account(Stream *stream, Event *event, double *account) {
+    event->device->backend->stream_wait(stream, event, account);
 }
 double stream_wait_seconds(Stream *stream) {
     return stream->device->backend->stream_wait_seconds(stream);

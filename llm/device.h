@@ -116,6 +116,8 @@ void event_destroy(Event *event);  // NULL is fine
 void event_record(Event *event, Stream *stream);
 void stream_wait(Stream *stream, Event *event);
 double stream_wait_seconds(Stream *stream);  // that a compute stream stood still in stream_wait since the last call; 0 for others
+// stream_wait whose seconds are added to *account instead, at the latest by the first stream_wait_seconds after it is over.
+void stream_wait_on_account(Stream *stream, Event *event, double *account);
 Status event_sync(Event *event);    // the host waits
 bool event_done(const Event *event);
 

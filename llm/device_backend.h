@@ -22,7 +22,7 @@ typedef struct DeviceBackend {
     Status (*event_create)(Device *device, Event **event);
     void (*event_destroy)(Event *event);
     void (*event_record)(Event *event, Stream *stream);
-    void (*stream_wait)(Stream *stream, Event *event);
+    void (*stream_wait)(Stream *stream, Event *event, double *account);  // NULL: stream_wait_seconds
     double (*stream_wait_seconds)(Stream *stream);
     Status (*event_sync)(Event *event);
     bool (*event_done)(const Event *event);

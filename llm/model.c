@@ -10,7 +10,7 @@
 
 // Rows of logits that exist at a time in fp32, and rows of their gradient that the head's weight gradient sums at once.
 // The second fixes the order of a sum, so it is a constant; the first changes no bit.
-enum { HEAD_CHUNK = 128, HEAD_GRAD_ROWS = 512 };
+enum { HEAD_CHUNK = 128, HEAD_GRAD_ROWS = 512, GPU_HEAD_CHUNK = 512, GPU_HEAD_GRAD_ROWS = 4096 };
 
 struct Model {
     Device *device;
@@ -19,7 +19,7 @@ struct Model {
     ModelOptions options;
     UnitSpec embedding, block, head;  // the units' tensors; a block's offsets are the same in every layer
     BlockContext context;
-    int64_t rows, head_chunk, ld_logits;
+    int64_t rows, head_rows, head_chunk, ld_logits;
 
     int32_t *tokens, *targets;        // (rows)
     void **x;                         // layers+1 pointers: input of each block, then the last block's output
@@ -30,7 +30,7 @@ struct Model {
     float *mean_final, *rstd_final;   // (rows)
     float *losses;                    // (rows)
     float *logits;                    // (head_chunk, ld_logits) fp32
-    void *dlogits;                    // (HEAD_GRAD_ROWS, ld_logits)
+    void *dlogits;                    // (head_rows, ld_logits)
     float *rope;                      // (seq_len, head_dim/2, 2)
     void *kv_cache;                   // (layers, 2, kv_heads, seq_len, head_dim)
     float *rope_host;
@@ -104,8 +104,8 @@ static size_t scratch_bytes(Model *m, Device *device) {
         most = max_size(most, ops->linear_scratch(device, dt, dt, fc, R, C, fc, backward));
         most = max_size(most, ops->linear_scratch(device, dt, dt, C, R, F, C, backward));
     }
-    // The head works on pieces of HEAD_GRAD_ROWS rows, and on chunks of a piece
-    int64_t pieces[] = {m->rows < HEAD_GRAD_ROWS ? m->rows : HEAD_GRAD_ROWS, m->rows % HEAD_GRAD_ROWS};
+    // The head works on pieces of head_rows rows, and on chunks of a piece
+    int64_t pieces[] = {m->head_rows, m->rows % m->head_rows};
     for (int i = 0; i < 2; i++) {
         if (pieces[i] == 0)
             continue;
@@ -157,9 +157,9 @@ static void all_buffers(Buffers *b, Model *m) {
         buffer(b, MEM_ACTIVATIONS, "dwide", R * wide * e, &m->grads.dwide);
         buffer(b, MEM_ACTIVATIONS, "dnorm", R * max_size(C, A) * e, &m->grads.dnorm);
     }
-    size_t piece = R < HEAD_GRAD_ROWS ? R : HEAD_GRAD_ROWS, ld = (size_t)m->ld_logits;
+    size_t ld = (size_t)m->ld_logits;
     buffer(b, MEM_WORKSPACE, "logits", (size_t)m->head_chunk * ld * 4, &m->logits);
-    buffer(b, MEM_WORKSPACE, "dlogits", m->options.training ? piece * ld * e : 0, &m->dlogits);
+    buffer(b, MEM_WORKSPACE, "dlogits", m->options.training ? (size_t)m->head_rows * ld * e : 0, &m->dlogits);
     if (c->arch == ARCH_LLAMA)
         buffer(b, MEM_WORKSPACE, "rope", (size_t)m->options.seq_len * (size_t)c->head_dim * 4, &m->rope);
     if (m->options.sampling)
@@ -183,10 +183,12 @@ static Status prepare(Device *device, Stream *stream, const ModelOptions *option
     m->stream = stream;
     m->options = *options;
     m->rows = (int64_t)options->batch * options->seq_len;
-    int64_t piece = m->rows < HEAD_GRAD_ROWS ? m->rows : HEAD_GRAD_ROWS;
-    m->head_chunk = options->head_chunk > 0 ? options->head_chunk : HEAD_CHUNK;
-    if (m->head_chunk > piece)
-        m->head_chunk = piece;
+    bool gpu = device_kind(device) == DEVICE_CUDA;
+    m->head_rows = gpu ? GPU_HEAD_GRAD_ROWS : HEAD_GRAD_ROWS;
+    m->head_rows = m->rows < m->head_rows ? m->rows : m->head_rows;
+    m->head_chunk = options->head_chunk > 0 ? options->head_chunk : gpu ? GPU_HEAD_CHUNK : HEAD_CHUNK;
+    if (m->head_chunk > m->head_rows)
+        m->head_chunk = m->head_rows;
     m->ld_logits = (c->vocab_size + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
     model_unit(c, 0, &m->embedding);
     model_unit(c, 1, &m->block);
@@ -353,8 +355,8 @@ void model_loss(Model *m, UnitParams params, const UnitGrads *grads, float scale
     void *dx_final = m->grads.dnorm;
 
     final_norm(m, &m->context, params, m->x[config->layers]);
-    for (int64_t piece = 0; piece < m->rows; piece += HEAD_GRAD_ROWS) {
-        int64_t n = m->rows - piece < HEAD_GRAD_ROWS ? m->rows - piece : HEAD_GRAD_ROWS;
+    for (int64_t piece = 0; piece < m->rows; piece += m->head_rows) {
+        int64_t n = m->rows - piece < m->head_rows ? m->rows - piece : m->head_rows;
         char *x = (char *)m->x_final + (size_t)(piece * C) * e;
         for (int64_t r = 0; r < n; r += m->head_chunk) {
             int64_t k = n - r < m->head_chunk ? n - r : m->head_chunk;

@@ -92,13 +92,16 @@ find_cuda() {
     links 'unsigned long f(void); unsigned long (*g)(void) = f;' "$tmp/k.o" $cuda_libs -lcublasLt -lm -ldl -pthread || return
     cuda=1
     if links '#include <nccl.h>
+#if NCCL_VERSION_CODE < 22600
+#error "too old"
+#endif
 int f(int *v) { return ncclGetVersion(v); }' -I"$home/include" -L"$dir" -lnccl; then nccl=1; fi
 }
 if [ "$CUDA" = 0 ]; then no "CUDA: left out (CUDA=0)"; else find_cuda; fi
 if [ $cuda = 1 ]; then
     yes "CUDA: $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') in $home, for $names, with cuBLASLt"
     cflags="$cflags -DHAVE_CUDA"
-    if [ $nccl = 1 ]; then yes "NCCL: many GPUs"; cflags="$cflags -DHAVE_NCCL"; else no "NCCL: one GPU only"; fi
+    if [ $nccl = 1 ]; then yes "NCCL: many GPUs"; cflags="$cflags -DHAVE_NCCL"; else no "NCCL (2.26 or newer): one GPU only"; fi
 elif [ "$CUDA" != 0 ]; then no "CUDA (nvcc, cudart and cuBLASLt; CUDA_HOME says where): the CPU only"; fi
 
 echo "FOUND_CFLAGS := $cflags"

@@ -29,7 +29,10 @@ Status comm_start(CommWorld *world) {
         return OK;
     }
 #ifdef HAVE_NCCL
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);  // while there is one thread; see comm_nccl.cuh
+    // While there is one thread. The first: see comm_nccl.cuh. The second: a queue for each stream, or they would wait for
+    // each other where there are more than eight.
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 #endif
 #ifdef HAVE_MPI
     return comm_mpi_start(world);

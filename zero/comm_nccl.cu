@@ -154,7 +154,11 @@ static Status connect_ranks(CommNccl *c) {
 
 static Status open_all(CommNccl *c) {
     Device *device = c->base.device;
+    int version = 0;
     TRY(nccl.load(LIBRARY_FILE("libnccl", NCCL_MAJOR)));
+    if (nccl.ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION(2, 26, 0))
+        return fail("NCCL here is version code %d, and this program needs %d (2.26) or newer: before, the collectives of two "
+                    "communicators could wait for each other for ever", version, NCCL_VERSION(2, 26, 0));
     TRY(mpi_host_open(&c->base));
     TRY(device_alloc(device, MEM_STAGING, "reduction", comm_staging_bytes(&c->base.options),
                      reinterpret_cast<void **>(&c->staging)));

@@ -6,7 +6,8 @@
 //
 // All-gathers and reductions have communicators of their own, so that they can travel at the same time. All ranks
 // enqueue in the same order; NCCL is told to keep it on the device (NCCL_LAUNCH_ORDER_IMPLICIT, since 2.26; comm_start sets
-// it), because two communicators that wait for each other's multiprocessors in different orders would never end.
+// it), because two communicators that wait for each other's multiprocessors in different orders would never end. Hence
+// older ones are refused.
 #ifndef ZERO_COMM_NCCL_CUH
 #define ZERO_COMM_NCCL_CUH
 
@@ -21,13 +22,13 @@ extern "C" {
 #include "zero/comm_mpi_watch.h"
 }
 
-static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 1), "zero.c needs NCCL 2.18 or newer (ncclCommSplit)");
+static_assert(NCCL_VERSION_CODE >= NCCL_VERSION(2, 26, 0), "zero.c needs NCCL 2.26 or newer: see above");
 
 #define NCCL_FUNCTIONS(X)                                                                           \
     X(ncclAllGather) X(ncclAllReduce) X(ncclCommAbort) X(ncclCommDeregister) X(ncclCommDestroy)     \
     X(ncclCommGetAsyncError) X(ncclCommInitRank) X(ncclCommRegister) X(ncclCommSplit)               \
-    X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclGroupEnd) X(ncclGroupStart)  \
-    X(ncclRecv) X(ncclReduceScatter) X(ncclSend)
+    X(ncclGetErrorString) X(ncclGetLastError) X(ncclGetUniqueId) X(ncclGetVersion) X(ncclGroupEnd)  \
+    X(ncclGroupStart) X(ncclRecv) X(ncclReduceScatter) X(ncclSend)
 
 LIBRARY(NcclLibrary, NCCL_FUNCTIONS);
 extern NcclLibrary nccl;

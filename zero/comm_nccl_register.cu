@@ -3,8 +3,6 @@
 // failure ends the run rather than leave one rank different.
 #include "zero/comm_nccl.cuh"
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 1)
-
 // All communicators; NULL where there is none, or it is there already under another name.
 static ncclComm_t communicator(const CommNccl *c, int i) {
     const ncclComm_t all[] = {c->world, c->gather, c->inside == c->world ? nullptr : c->inside, c->across};
@@ -40,13 +38,3 @@ void nccl_unregister(Comm *comm, const void *memory) {
         return;
     }
 }
-
-#else
-
-Status nccl_register(Comm *, void *, size_t) {
-    return OK;
-}
-void nccl_unregister(Comm *, const void *) {
-}
-
-#endif

@@ -76,12 +76,6 @@ Status offload_sync(Offload *o, Event *event) {
     return status;
 }
 
-void offload_wait(Offload *o, Comm *comm, Event *event, double *seconds) {
-    comm_stats(comm);  // takes what was waited for until now
-    stream_wait(o->compute, event);
-    *seconds += stream_wait_seconds(o->compute);
-}
-
 Status offload_check(Offload *o) {
     if (!o)
         return OK;

@@ -58,9 +58,6 @@ void offload_copy_down(Offload *offload, void *host, const void *device, size_t 
 void offload_copy_up(Offload *offload, void *device, const void *host, size_t bytes);
 // The host waits for an event of a copy stream, and counts the seconds.
 Status offload_sync(Offload *offload, Event *event);
-// The compute stream waits for an event of a copy stream. What it stood still for is added to *seconds (of `stats`), and not
-// taken for communication.
-void offload_wait(Offload *offload, Comm *comm, Event *event, double *seconds);
 // Wait for all copy streams: their first error, such as a file that could not be read.
 Status offload_check(Offload *offload);
 

@@ -26,7 +26,6 @@ typedef struct Piece {
 struct OffloadParams {
     Offload *offload;
     const Layout *layout;
-    Comm *comm;
     Dtype dtype;
     Staging stagings[OFFLOAD_STAGINGS];
     int next;      // the staging buffer that is used next
@@ -127,12 +126,12 @@ static Status open_all(OffloadParams *p) {
                                 (size_t)p->layout->shard_len * dtype_bytes(p->dtype), (void **)&p->memory);
 }
 
-Status offload_params_open(Offload *offload, const Layout *layout, Comm *comm, Dtype dtype, OffloadParams **params) {
+Status offload_params_open(Offload *offload, const Layout *layout, Dtype dtype, OffloadParams **params) {
     *params = NULL;
     OffloadParams *p = calloc(1, sizeof *p);
     if (!p)
         return fail("out of host memory");
-    *p = (OffloadParams){.offload = offload, .layout = layout, .comm = comm, .dtype = dtype};
+    *p = (OffloadParams){.offload = offload, .layout = layout, .dtype = dtype};
     Status status = open_all(p);
     if (status == OK)
         *params = p;
@@ -250,8 +249,8 @@ void offload_params_used(OffloadParams *p, int u, Stream *gather) {
 void offload_params_wait(OffloadParams *p, int u) {
     Staging *s = find(p, u);
     if (s)
-        offload_wait(p->offload, p->comm, s->ready,
-                     p->file ? &p->offload->stats.nvme_wait_s : &p->offload->stats.copy_wait_s);
+        stream_wait_on_account(p->offload->compute, s->ready,
+                               p->file ? &p->offload->stats.nvme_wait_s : &p->offload->stats.copy_wait_s);
 }
 
 // ---- the optimizer's side ----

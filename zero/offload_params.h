@@ -17,7 +17,7 @@ enum { OFFLOAD_STAGINGS = 2 };  // shards on the device: one is gathered while t
 
 typedef struct OffloadParams OffloadParams;
 
-Status offload_params_open(Offload *offload, const Layout *layout, Comm *comm, Dtype dtype, OffloadParams **params);
+Status offload_params_open(Offload *offload, const Layout *layout, Dtype dtype, OffloadParams **params);
 void offload_params_close(OffloadParams *params);  // NULL is fine
 
 // Start to bring the shard of unit u to the device, unless it is there or on its way.

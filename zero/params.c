@@ -109,7 +109,7 @@ Status params_open(Device *device, const Layout *layout, Comm *comm, Stream *com
     TRY_GOTO(event_create(device, &p->updated), failed);
     int64_t len = sharded(p) ? layout->shard_len : layout->full_len;
     if (offload && offload->options.params != OFFLOAD_NONE)
-        TRY_GOTO(offload_params_open(offload, layout, comm, options.dtype, &p->stored), failed);
+        TRY_GOTO(offload_params_open(offload, layout, options.dtype, &p->stored), failed);
     else
         TRY_GOTO(allocate(p, MEM_PARAMETERS, "parameters", len, &p->memory), failed);
     if (sharded(p))

@@ -383,6 +383,7 @@ typedef struct CpuEvent {
 typedef struct EventArguments {
     CpuEvent *event;
     uint64_t mark;
+    double *account;  // of a wait: where its seconds go; NULL: to the stream's own
 } EventArguments;
 
 static Status cpu_event_create(Device *device, Event **event) {
@@ -430,7 +431,7 @@ static void run_wait(Stream *stream, void *arguments) {
     double start = now();
     wait_for(a->event, a->mark);
     if (stream->kind == STREAM_COMPUTE)
-        cpu_stream(stream)->wait_seconds += now() - start;
+        *(a->account ? a->account : &cpu_stream(stream)->wait_seconds) += now() - start;
 }
 
 static double cpu_stream_wait_seconds(Stream *stream) {
@@ -448,8 +449,8 @@ static uint64_t event_mark(const Event *event) {
     return mark;
 }
 
-static void cpu_stream_wait(Stream *stream, Event *event) {
-    EventArguments arguments = {(CpuEvent *)event, event_mark(event)};
+static void cpu_stream_wait(Stream *stream, Event *event, double *account) {
+    EventArguments arguments = {(CpuEvent *)event, event_mark(event), account};
     launch(stream, run_wait, &arguments, sizeof arguments, true);
 }
 
@@ -458,10 +459,10 @@ static void cpu_stream_wait(Stream *stream, Event *event) {
 static void cpu_event_record(Event *event, Stream *stream) {
     CpuEvent *e = (CpuEvent *)event;
     if (e->last != stream)
-        cpu_stream_wait(stream, event);
+        cpu_stream_wait(stream, event, NULL);
     e->last = stream;
     pthread_mutex_lock(&e->mutex);
-    EventArguments arguments = {e, ++e->recorded};
+    EventArguments arguments = {e, ++e->recorded, NULL};
     pthread_mutex_unlock(&e->mutex);
     launch(stream, run_record, &arguments, sizeof arguments, true);
 }

@@ -5,7 +5,8 @@
 // but what it enqueued before it learned of a host call's failure still runs.
 //
 // Waiting. A compute stream writes timestamps around each wait for an event; the time between them is time that it stood
-// still. They are read when somebody asks (stream_wait_seconds), as far as they have happened: nothing waits for them.
+// still. They are read when somebody asks (stream_wait_seconds) or the ring is full, as far as they have happened: nothing
+// waits for them.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -20,9 +21,10 @@ namespace {
 
 enum {
     CALLS = 512,  // host calls of a stream that may wait at a time
-    WAITS = 512,  // timed waits of a compute stream that nobody has asked for yet
+    WAITS = 512,  // timed waits of a compute stream that may be under way
     MIN_MAJOR = 8,
     HOST_PAGE = 4096,
+    LIBRARY_BYTES = 512 << 20,  // a guess
 };
 
 struct CudaStream;
@@ -35,6 +37,7 @@ struct HostCall {
 
 struct TimedWait {
     cudaEvent_t begin, end;
+    double *account;  // where the seconds between them go
 };
 
 struct CudaStream {
@@ -48,6 +51,7 @@ struct CudaStream {
     std::atomic<uint64_t> calls_done;
     TimedWait *waits;  // ring of WAITS, compute streams only
     uint64_t waited, waits_read;
+    double wait_seconds;  // of those read, on no account of their own
 };
 
 struct CudaEvent {
@@ -111,7 +115,9 @@ Status cuda_open(Device *device, const DeviceOptions *options) {
     device->impl = d;
     device->ops = &cuda_ops;
     device->threads = 1;
-    device->memory_size = free_bytes;
+    // NCCL's buffers and kernels that are loaded when first called come out of this, too.
+    const size_t later = static_cast<size_t>(options->local_size > 1 ? 2 : 1) * LIBRARY_BYTES;
+    device->memory_size = free_bytes - (later < free_bytes / 16 ? later : free_bytes / 16);
     for (int dtype = DTYPE_FP32; dtype <= DTYPE_FP16; dtype++)
         device->native[dtype] = true;  // since compute capability 8.0
     snprintf(device->name, sizeof device->name, "%.96s (sm_%d%d, cuBLASLt %zu)", properties.name, properties.major,
@@ -318,37 +324,39 @@ void cuda_event_record(Event *event, Stream *stream) {
     check(stream, cudaEventRecord(handle_of(event), cuda_stream(stream)->handle), "record an event on stream");
 }
 
-// The oldest wait that was not read, if it is over; its time is added.
-bool read_wait(CudaStream *s, double *seconds) {
-    if (s->waits_read == s->waited)
-        return false;
-    TimedWait *wait = &s->waits[s->waits_read % WAITS];
-    float milliseconds = 0;
-    cudaError_t error = cudaEventElapsedTime(&milliseconds, wait->begin, wait->end);
-    if (error == cudaErrorNotReady) {
-        cudaGetLastError();
-        return false;
+// Takes the time of all waits that are over.
+void read_waits(CudaStream *s) {
+    for (; s->waits_read < s->waited; s->waits_read++) {
+        TimedWait *wait = &s->waits[s->waits_read % WAITS];
+        float milliseconds = 0;
+        if (cudaEventElapsedTime(&milliseconds, wait->begin, wait->end) == cudaErrorNotReady) {
+            cudaGetLastError();
+            return;
+        }
+        *wait->account += milliseconds * 1e-3;
     }
-    s->waits_read++;
-    *seconds += milliseconds * 1e-3;
-    return true;
 }
 
-void cuda_stream_wait(Stream *stream, Event *event) {
+void cuda_stream_wait(Stream *stream, Event *event, double *account) {
     CudaStream *s = cuda_stream(stream);
-    // With the ring full the wait goes without timestamps, and its time uncounted.
+    if (s->waited - s->waits_read == WAITS)
+        read_waits(s);
+    // With so many under way the wait goes without timestamps, and its time uncounted.
     TimedWait *wait = s->waits && s->waited - s->waits_read < WAITS ? &s->waits[s->waited++ % WAITS] : nullptr;
-    if (wait)
+    if (wait) {
+        wait->account = account ? account : &s->wait_seconds;
         check(stream, cudaEventRecord(wait->begin, s->handle), "record an event on stream");
+    }
     check(stream, cudaStreamWaitEvent(s->handle, handle_of(event), 0), "make an event be waited for by stream");
     if (wait)
         check(stream, cudaEventRecord(wait->end, s->handle), "record an event on stream");
 }
 
 double cuda_stream_wait_seconds(Stream *stream) {
-    double seconds = 0;
-    while (read_wait(cuda_stream(stream), &seconds)) {
-    }
+    CudaStream *s = cuda_stream(stream);
+    read_waits(s);
+    double seconds = s->wait_seconds;
+    s->wait_seconds = 0;
     return seconds;
 }
 
@@ -358,7 +366,10 @@ Status cuda_event_sync(Event *event) {
 }
 
 bool cuda_event_done(const Event *event) {
-    return cudaEventQuery(handle_of(event)) == cudaSuccess;
+    if (cudaEventQuery(handle_of(event)) == cudaSuccess)
+        return true;
+    cudaGetLastError();  // "not ready" is an error to CUDA
+    return false;
 }
 
 }  // namespace

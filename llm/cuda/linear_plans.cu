@@ -2,6 +2,7 @@
 
 #include <cublasLt.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -69,6 +70,9 @@ Status describe(LinearPlan *p, bool tf32) {
     TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a));
     TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b));
     TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    const void *aligned = reinterpret_cast<const void *>(uintptr_t{ALIGNMENT});
+    if (s->bias)  // the heuristic takes this pointer for the alignment of all
+        TRY_LT(cublaslt.cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &aligned, sizeof aligned));
     TRY(layout(&p->a, s->dt, s->transpose_a, s->m, s->k, s->lda));
     TRY(layout(&p->b, s->dt, s->transpose_b, s->k, s->n, s->ldb));
     TRY(layout(&p->c, s->d_dtype, false, s->m, s->n, s->ldc));
@@ -193,6 +197,10 @@ Status linear_plan(LinearPlans *plans, const LinearShape *shape, const LinearPla
         destroy(p);
         return status;
     }
+    if (!p->found)
+        fprintf(stderr, "cuBLASLt has no algorithm that keeps sums in one piece for a product of %lld x %lld x %lld (%s): it goes "
+                "to a plain kernel, hundreds of times slower\n", (long long)shape->m, (long long)shape->n,
+                (long long)shape->k, dtype_name(shape->dt));
     plans->list[plans->len++] = p;
     *plan = p->found ? p : nullptr;
     return OK;
