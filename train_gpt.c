@@ -354,8 +354,8 @@ static Status train(Run *r) {
         RunRequest request = REQUEST_NONE;
         TRY(train_step(r, &report, &request));
         if (request >= REQUEST_TIME_OVER) {
-            log_line(r->log, "%s: saving step %lld", request == REQUEST_STOP ? "asked to stop" : "--max-minutes have passed",
-                     (long long)r->state.step);
+            log_line(r->log, "%s: %s step %lld", request == REQUEST_STOP ? "asked to stop" : "--max-minutes have passed",
+                     r->saver ? "saving" : "nothing is saved without --out; ending after", (long long)r->state.step);
             TRY(save_last(r, &saved));
             return saved ? INTERRUPTED : fail("stopped on request, but the last step could not be saved");
         }
@@ -408,7 +408,11 @@ static Status agree_on_run(Run *r) {
     Status status = comm_agree(r->comm, "configuration", text);
     cJSON_free(text);
     TRY(status);
-    return comm_agree(r->comm, "training data", r->data);
+    TRY(comm_agree(r->comm, "training data", r->data));
+    char val[sizeof r->data] = "none";
+    if (r->val)
+        shards_fingerprint(r->val, val, sizeof val);
+    return comm_agree(r->comm, "validation data", val);
 }
 
 // A rank whose host has no room for a snapshot decides for all.
@@ -453,6 +457,10 @@ static Status open_data(Run *r) {
     shards_set_vocab(r->train, c->model.vocab_size);
     if (r->val)
         shards_set_vocab(r->val, c->model.vocab_size);
+    if (r->val && shards_vocab_size(r->val) > c->model.vocab_size)
+        return fail_usage("%s: the vocabulary of the validation shards has %lld tokens, more than the model's %lld: make both "
+                          "kinds of shards with one tokenizer", c->val, (long long)shards_vocab_size(r->val),
+                          (long long)c->model.vocab_size);
     if (shards_n_windows(r->train) == 0)
         return fail("%s: every shard is shorter than --seq-len + 1 = %d tokens", c->train, c->seq_len + 1);
     if (r->val && shards_n_windows(r->val) == 0)
@@ -524,13 +532,16 @@ static Status find_checkpoint(const Config *c, char path[PATH_BYTES]) {
 // would take the wrong ones, and pruning would delete them.
 static Status check_out_is_free(const Config *c, const char *resumed) {
     char newest[PATH_BYTES] = "";
-    if (!c->out || checkpoint_is_in(c->out, resumed))
+    if (!c->out)
         return OK;
     TRY(checkpoint_newest(c->out, newest, sizeof newest));
-    if (*newest)
-        return fail("--resume %s with --out %s, which holds checkpoints of another run, up to %s: choose another --out, or "
-                    "move them away", c->resume, c->out, newest);
-    return OK;
+    if (!*newest || checkpoint_is_same(newest, resumed))
+        return OK;
+    if (checkpoint_is_in(c->out, resumed))
+        return fail("--resume %s with --out %s, which holds newer checkpoints, up to %s: the next run would go on from those, and "
+                    "they would count for --keep. Move them away, or choose another --out", c->resume, c->out, newest);
+    return fail("--resume %s with --out %s, which holds checkpoints of another run, up to %s: choose another --out, or "
+                "move them away", c->resume, c->out, newest);
 }
 
 // Start anew, from a Hugging Face model, or from a checkpoint.
@@ -540,6 +551,7 @@ static Status open_state(Run *r) {
     snprintf(r->environment, sizeof r->environment, "%s", device_name(r->device));
     TRY(find_checkpoint(c, path));
     TRY(check_out_is_free(c, path));
+    TRY(comm_agree(r->comm, "checkpoint to go on from (all must see the same --out)", path));
     r->last_saved = -1;
     r->end = c->stop_at ? c->stop_at : c->steps;
     r->state.scale = options_loss_scale(c);
@@ -559,12 +571,20 @@ static Status open_state(Run *r) {
         TRY(optimizer_init(r->optimizer, c->seed));
     }
     TRY(log_open(c->out, r->state.log_bytes, r->rank, r->n_ranks, &r->log));
+    if (c->out)
+        TRY(checkpoint_out_is_shared(c->out, r->comm));
     if (path[0])
         log_line(r->log, "resumed from %s at step %lld%s%s", path, (long long)r->state.step, notes[0] ? "\n" : "", notes);
+    if (r->state.step >= r->end)
+        log_line(r->log, "nothing is left to do: this run ends at step %lld (%s)", (long long)r->end,
+                 c->stop_at ? "--stop-at" : "--steps");
     return open_loader(r, r->state.samples, &r->loader);
 }
 
 static void close_run(Run *r) {
+    status_clear();
+    if (r->n_ranks == 1 && saver_finish(r->saver) != OK)  // of a run that failed: what it was saving is good
+        status_clear();
     Stream *streams[] = {r->gather, r->reduce};  // the last step's parameters may still be travelling
     for (int i = 0; i < 2; i++)
         if (streams[i] && stream_sync(streams[i]) != OK)
@@ -719,6 +739,8 @@ static Status run(Run *r, int argc, char **argv) {
     if (c->config_file)
         TRY(deepspeed_read(c, r->rank == 0 ? stderr : NULL));
     run_limit_time(c->max_minutes);
+    if (!!c->hash + !!c->verify + !!c->export_hf + c->plan > 1)
+        return fail_usage("--hash, --verify, --export-hf and --plan are a tool each: give one of them");
     const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
     if (alone && r->n_ranks > 1)
         return fail_usage("--%s is the work of one rank: leave out mpirun", alone);
@@ -744,7 +766,7 @@ int main(int argc, char **argv) {
     run_open_standard_files();
     Status status = run(&r, argc, argv);
     if (status == FAILED || status == BAD_USAGE)
-        comm_fail(status);  // of many ranks this is the end
+        log_end_line(r.log), comm_fail(status);  // of many ranks this is the end
     close_run(&r);
     comm_stop();
     return status;

@@ -217,6 +217,8 @@ def convert_bins(args):
         if eot is not None and eot < (vocab_size or 0):
             attributes["eot_token"] = np.int64(eot)
     width = sources[0].token_bytes
+    if width == 2 and (vocab_size or 0) > 1 << 16:
+        raise PrepareError("the files hold tokens of two bytes, which cannot tell a vocabulary of %d apart" % vocab_size)
     old = find_old_shards(args.out, args.force)
     writer = ShardWriter(args.out, old, args.shard_tokens, "<u%d" % width, attributes, tables, settings)
     progress = Progress(sum(source.n_tokens * width for source in sources))

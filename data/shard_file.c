@@ -133,6 +133,8 @@ Status shard_file_open(const char *path, ShardFile *shard) {
     TRY_GOTO(h5_open_dataset(file, path, "/tokens", &dataset), done);
     TRY_GOTO(check_dataset(shard, dataset), done);
     TRY_GOTO(check_vocab_size(shard, file), done);
+    if (stat(path, &shard->seen) != 0)
+        status = fail("cannot look at shard %s: %s", path, strerror(errno));
 done:
     if (dataset >= 0)
         H5Dclose(dataset);
@@ -149,7 +151,20 @@ void shard_file_close(ShardFile *shard) {
     shard->path = NULL;
 }
 
+// Another file under the old name, or one that was written to, need not have its tokens where the old one had them.
+static Status check_unchanged(const ShardFile *shard) {
+    struct stat now;
+    const struct stat *seen = &shard->seen;
+    if (stat(shard->path, &now) != 0)
+        return fail("cannot open shard %s again: %s", shard->path, strerror(errno));
+    bool same = now.st_dev == seen->st_dev && now.st_ino == seen->st_ino && now.st_size == seen->st_size &&
+                now.st_mtim.tv_sec == seen->st_mtim.tv_sec && now.st_mtim.tv_nsec == seen->st_mtim.tv_nsec;
+    return same ? OK : fail("shard %s was replaced or written to since the run began: the run would go on with other data",
+                            shard->path);
+}
+
 Status shard_file_attach(ShardFile *shard) {
+    TRY(check_unchanged(shard));
     if (shard->offset >= 0) {
         shard->fd = open(shard->path, O_RDONLY | O_CLOEXEC);
         return shard->fd >= 0 ? OK : fail("cannot open shard %s again: %s", shard->path, strerror(errno));

@@ -10,6 +10,7 @@
 #include <hdf5.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include "llm/status.h"
 
@@ -20,6 +21,7 @@ typedef struct ShardFile {
     int64_t offset;        // byte of token 0 in the file; -1: read through HDF5
     int64_t chunk_tokens;  // what HDF5 decodes at a time; 0: not chunked
     int64_t vocab_size;    // root attribute; 0: none
+    struct stat seen;      // the file that was checked
     int fd;                // attached: >= 0, when offset >= 0
     hid_t file, dataset;   // attached: >= 0, when offset < 0
 } ShardFile;

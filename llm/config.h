@@ -21,6 +21,8 @@
 
 typedef enum Arch { ARCH_GPT2, ARCH_LLAMA } Arch;
 
+enum { MAX_LAYERS = 9998 };  // names of units have four digits
+
 // A transformer's shape. GPT-2: LayerNorm, GELU, learned positions, biases, tied head. LLaMA: RMSNorm, RoPE, SwiGLU,
 // grouped-query attention, no biases (Qwen2 adds one to QKV).
 typedef struct ModelConfig {

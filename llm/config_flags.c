@@ -26,7 +26,7 @@ const Flag flags[] = {
     {"model", GROUP_MODEL, FIELD(model_name), "NAME", "gpt2-124m", 0, 0, 0, 0,
      "preset (gpt2-tiny -124m -350m -774m -1558m, llama-tiny -110m -1b, llama2-7b -13b, llama3-8b -70b), or a Hugging "
      "Face config.json"},
-    {"layers", GROUP_MODEL, FIELD(model.layers), "N", 0, "the model's", 1, 1 << 14, NUMBERS, "transformer blocks"},
+    {"layers", GROUP_MODEL, FIELD(model.layers), "N", 0, "the model's", 1, MAX_LAYERS, NUMBERS, "transformer blocks"},
     {"heads", GROUP_MODEL, FIELD(model.heads), "N", 0, "the model's", 1, 1 << 14, NUMBERS,
      "query heads; they divide the channels"},
     {"kv-heads", GROUP_MODEL, FIELD(model.kv_heads), "N", 0, "in the model's proportion to the heads",

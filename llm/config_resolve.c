@@ -144,6 +144,8 @@ static Status batch_error(const Config *config, int ranks) {
         all ? ", or leave one of the three out" : "");
 }
 
+enum { MOST_ACCUM = 1 << 20 };  // as of --grad-accum
+
 static Status resolve_batch(Config *config, int ranks) {
     const int default_micro = 4;
     bool micro = config_given(config, "micro-batch"), accum = config_given(config, "grad-accum");
@@ -162,6 +164,9 @@ static Status resolve_batch(Config *config, int ranks) {
             config->micro_batch = share / config->grad_accum;
         if ((int64_t)config->micro_batch * config->grad_accum != share)
             return batch_error(config, ranks);
+        if (config->grad_accum > MOST_ACCUM)
+            return fail_usage("--global-batch %d makes %d micro-batches of a step; the most are %d: raise --micro-batch",
+                              config->global_batch, config->grad_accum, MOST_ACCUM);
     } else {
         if (!micro)
             config->micro_batch = default_micro;

@@ -63,7 +63,7 @@ static Status check_range(const char *what, int64_t value, int64_t max) {
 
 Status model_config_check(const ModelConfig *m) {
     // These bounds keep every product of sizes (a tensor, a unit, all layers) within 64 bits.
-    TRY(check_range("layers", m->layers, 1 << 14));
+    TRY(check_range("layers", m->layers, MAX_LAYERS));
     TRY(check_range("heads", m->heads, 1 << 14));
     TRY(check_range("kv-heads", m->kv_heads, 1 << 14));
     TRY(check_range("channels", m->channels, 1 << 20));

@@ -393,6 +393,20 @@ static void check_waits(const Bench *b, Comm *comm) {
     device_free(b->device, values);
 }
 
+// Rank 1 is busy for longer than the timeout, and the others know.
+static void check_patience(Bench *b, CommOptions options) {
+    Comm *comm;
+    options.timeout = 0.5;
+    assert_ok(comm_open(b->device, b->compute, &options, &comm));
+    comm_set_patience(comm, 60);
+    if (comm_rank(comm) == 1)
+        sleep(2);
+    double value = comm_rank(comm);
+    assert_ok(comm_max(comm, "patience", &value, 1));
+    assert_true(value == comm_size(comm) - 1);
+    comm_close(comm);
+}
+
 static void ranks_results(const CommWorld *world) {
     static const CommShape shapes[] = {{2, 2, 2}, {2, 2, 1}, {2, 1, 1}, {3, 3, 3}, {3, 3, 1}, {3, 1, 1},
                                        {4, 4, 4}, {4, 4, 2}, {4, 4, 1}, {4, 2, 2}, {4, 1, 1}};
@@ -430,6 +444,7 @@ static void ranks_results(const CommWorld *world) {
     check_agreement(&b, comm);
     check_waits(&b, comm);
     comm_close(comm);
+    check_patience(&b, options);
     bench_close(&b);
     comm_stop();
 }

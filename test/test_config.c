@@ -78,7 +78,7 @@ static void sizes(void **state) {
     assert_fails(parse_line(&c, "--device-memory 99999999999999999999999999999999999999999"),
                  "at most 999999999999999");
     assert_fails(parse_line(&c, "--device-memory 1000T"), "at most 999999999999999");
-    assert_fails(parse_line(&c, "--layers 4294967297"), "must be at least 1 and at most 16384");  // 2^32 + 1
+    assert_fails(parse_line(&c, "--layers 4294967297"), "must be at least 1 and at most 9998");  // 2^32 + 1
     assert_fails(parse_line(&c, "--device-memory 1.00000000000000000000000000000000000000K"), "out of range");
 }
 

@@ -172,6 +172,19 @@ static void test_many_shards(void **state) {
 }
 
 // A shard of 2^32 + 1,000,001 tokens: a sparse file with tokens written only where they are looked at.
+static void test_replaced(void **state) {
+    (void)state;
+    const char *path = in_dir("now.h5"), *other = in_dir("other.h5");
+    write_shard((ShardSpec){.path = path, .n = 1000});
+    write_shard((ShardSpec){.path = other, .n = 1000});
+    Shards *shards;
+    int32_t window[101];
+    assert_ok(shards_open(path, 100, &shards));
+    assert_int_equal(rename(other, path), 0);
+    assert_fails(shards_read_window(shards, 0, window), "was replaced or written to");
+    shards_close(shards);
+}
+
 static void test_beyond_32_bits(void **state) {
     (void)state;
     enum { T = 1000 };
@@ -182,11 +195,6 @@ static void test_beyond_32_bits(void **state) {
     assert_int_equal(stat(path, &info), 0);
     if (info.st_blocks > 1 << 20)
         print_message("huge.h5 takes %lld MB: this file system keeps no holes\n", (long long)info.st_blocks / 2048);
-    Shards *shards;
-    assert_ok(shards_open(path, T, &shards));
-    assert_int_equal(shards_n_tokens(shards), n);
-    assert_int_equal(shards_n_windows(shards), (n - 1) / T);
-
     hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT), dataset = H5Dopen2(file, "tokens", H5P_DEFAULT);
     int64_t offset = (int64_t)H5Dget_offset(dataset);
     H5Dclose(dataset);
@@ -199,10 +207,18 @@ static void test_beyond_32_bits(void **state) {
         for (int i = 0; i <= T; i++)
             data[i] = (uint16_t)token(0, first + i);
         assert_int_equal(pwrite(fd, data, sizeof data, offset + 2 * first), sizeof data);
-        expect_window(shards, windows[k], 0, first);
     }
+    Shards *shards;
+    assert_ok(shards_open(path, T, &shards));
+    assert_int_equal(shards_n_tokens(shards), n);
+    assert_int_equal(shards_n_windows(shards), (n - 1) / T);
+    for (int k = 0; k < 3; k++)
+        expect_window(shards, windows[k], 0, windows[k] * T);
+    shards_close(shards);
+
     uint16_t bad = 60000;
     assert_int_equal(pwrite(fd, &bad, 2, offset + 2 * (((int64_t)1 << 32) + 5)), 2);
+    assert_ok(shards_open(path, T, &shards));
     shards_set_vocab(shards, 50257);
     int32_t window[T + 1];
     assert_fails(shards_read_window(shards, ((int64_t)1 << 32) / T, window), "token 60000 at index 4294967301");
@@ -379,6 +395,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_layouts, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_unequal_shards, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_many_shards, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_replaced, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_beyond_32_bits, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_token_beyond_vocabulary, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_wrong_files, make_dir, remove_dir),

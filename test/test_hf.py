@@ -285,7 +285,7 @@ class Wrong(Base):
     def test_export(self):
         self.refused(["--export-hf", self.path("x")], "--export-hf needs a checkpoint")
         self.refused(["--export-hf", self.path("x"), "--out", self.path("empty")], "--export-hf needs a checkpoint")
-        self.refused(["--export-hf", self.path("x"), "--resume", self.path("none")], "none/manifest.json")
+        self.refused(["--export-hf", self.path("x"), "--resume", self.path("none")], "none has no manifest.json")
         self.start(self.model("gpt2"), self.path("out"))
         self.refused(["--export-hf", self.dir, "--out", self.path("out")], "exists already")
         self.refused(["--export-hf", self.path("no/where"), "--out", self.path("out")], "no/where.tmp")

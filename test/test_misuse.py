@@ -7,8 +7,10 @@ import signal
 import subprocess
 import unittest
 
+import numpy as np
+
 from launching import wait_for
-from test_train import MODELS, PROGRAM, Base
+from test_train import MODELS, PROGRAM, Base, write_shard
 from zero_runs import mpirun, require_mpirun
 
 LONG = ["--steps", "1000000", "--checkpoint-every", "1000000", "--threads", "1"]
@@ -130,6 +132,31 @@ class Directories(Misuse):
         run = self.run_program(self.flags("--steps", "4", "--resume", os.path.join(out, "step_00000002/")), out)
         self.assertEqual(run.code, 0, run.error)
         self.assertEqual([e["step"] for e in run.events("step")], [1, 2, 3, 4])
+        # Going back would leave newer ones, which the next run would take, and which count for --keep
+        flags = self.flags("--steps", "8", "--stop-at", "6", "--checkpoint-every", "1", "--resume",
+                           os.path.join(out, "step_00000002"))
+        self.refused(flags, "newer checkpoints, up to", "step_00000004", out=out)
+        self.assertIn("step_00000004", os.listdir(out))
+        self.assertEqual(self.run_program(self.flags("--steps", "4", "--stop-at", "2"), out).text.count("nothing is left to do"), 1)
+
+    def test_log_of_a_run_that_saved_nothing(self):
+        out = self.path("out")
+        for steps in ("3", "2"):
+            run = self.train_run("out", ["--steps", steps, "--checkpoint-every", "0"])
+        self.assertEqual(len(run.events("step")), 2)
+        self.assertEqual(self.read(os.path.join(out, "log.jsonl.old")).count(b'"step"'), 2 * 3 + 1)  # event and number; end
+
+    def test_failure_beside_a_save(self):
+        """A run whose data turn bad goes down, and the save that is under way goes well."""
+        tokens = np.zeros(4000, np.uint16)
+        tokens[2000:] = 300
+        bad = self.path("bad.h5")
+        write_shard(bad, tokens)
+        out = self.path("out")
+        run = self.run_program(MODELS["gpt2"] + ["--train", bad, "--steps", "1000", "--checkpoint-every", "1"], out)
+        self.assertEqual(run.code, 1)
+        self.assertIn("outside of the model's vocabulary", run.error)
+        self.assertEqual([name for name in os.listdir(out) if name.endswith(".tmp")], [])
 
 
 class Values(Misuse):
@@ -143,13 +170,26 @@ class Values(Misuse):
             self.refused(self.flags(option, value), option, "--sample-every", code=2)
         self.refused(self.flags("--stop-at", "0"), "--stop-at", code=2)
 
+    def test_tools_one_at_a_time(self):
+        self.refused(["--hash", self.root, "--verify", self.root], "give one of them", code=2)
+
+    def test_validation_data_of_another_tokenizer(self):
+        small = self.path("small.h5")
+        write_shard(small, np.zeros(400, np.uint16), vocab=32)
+        self.refused(MODELS["gpt2"] + ["--train", small, "--val", self.train], "one tokenizer", code=2)
+
+    def test_stop_without_out(self):
+        run = self.run_program(self.flags("--steps", "1000000", "--max-minutes", "0.01"))
+        self.assertEqual(run.code, 3, run.error)
+        self.assertIn("nothing is saved without --out", run.text)
+
     def test_more_than_the_host_has(self):
         self.refused(self.flags("--micro-batch", "1048576", "--seq-len", "1024", "--channels", "1024"),
                      "this host's memory", "take more ranks", out=self.path("out"))
         self.assertFalse(os.path.exists(self.path("out")))
 
     def test_plan_of_absurd_sizes(self):
-        run = self.run_program(["--plan", "--model", "llama-tiny", "--layers", "16384", "--channels", "1048576", "--heads",
+        run = self.run_program(["--plan", "--model", "llama-tiny", "--layers", "9998", "--channels", "1048576", "--heads",
                                 "1024", "--kv-heads", "1024", "--vocab-size", "16777216", "--micro-batch", "1048576",
                                 "--seq-len", "2047", "--device-memory", "80G", "--ranks", "1024"])
         self.assertEqual(run.code, 0, run.error)

@@ -331,7 +331,7 @@ class Training(Base):
         self.assertEqual(tools[0].text, tools[1].text)
         resumed = self.run_program(flags[:-2] + ["--resume", out, "--stop-at", str(step)])
         self.assertIn(f"at step {step}", resumed.text)
-        self.refused(["--verify", self.root], "neither a checkpoint nor the directory of a run")
+        self.refused(["--verify", self.root], "neither one nor the directory of a run")
 
     def test_many_signals(self):
         # A signal must never interrupt the code that computes: its frame on the stack broke oneDNN's kernels

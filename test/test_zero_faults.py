@@ -220,6 +220,26 @@ class Different(Faults):
             write_shard(os.path.join(directories[-1], "data.h5"), np.zeros(n, np.uint16))
         self.refused(self.two((directories[0], command), (directories[1], command)), "training data", "rank 1")
 
+    def test_validation_data(self):
+        command = [PROGRAM] + MODELS["gpt2"] + ["--seq-len", "13", "--threads", "1", "--train", self.train, "--val", "val.h5"]
+        directories = []
+        for n in (500, 5000):
+            directories.append(self.path(str(n)))
+            os.mkdir(directories[-1])
+            write_shard(os.path.join(directories[-1], "val.h5"), np.zeros(n, np.uint16))
+        self.refused(self.two((directories[0], command), (directories[1], command)), "validation data", "rank 1")
+
+    def test_out_that_is_not_shared(self):
+        command = [PROGRAM] + MODELS["gpt2"] + ["--seq-len", "13", "--threads", "1", "--train", self.train, "--steps", "2",
+                                                "--checkpoint-every", "2", "--out", "out"]
+        directories = [self.path("a"), self.path("b")]
+        for directory in directories:
+            os.mkdir(directory)
+        self.refused(self.two((directories[0], command), (directories[1], command)), "--out out is not the directory")
+        # One of them with a checkpoint
+        self.assertEqual(launch(["env", "-C", directories[0]] + mpirun(2, command)).code, 0)
+        self.refused(self.two((directories[0], command), (directories[1], command)), "all must see the same --out")
+
     def test_programs(self):
         arguments = MODELS["gpt2"] + ["--seq-len", "13", "--threads", "1", "--train", self.train]
         self.refused(self.two((self.root, [PROGRAM] + arguments), (self.root, [HOOKS] + arguments)), "program", "rank 1")

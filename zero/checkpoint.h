@@ -30,12 +30,22 @@ typedef struct CheckpointRun {
 Status checkpoint_save(const char *out, const CheckpointRun *run, const Layout *layout, Comm *comm,
                        const StateView *view, const RunState *state);
 
+// Seconds that the files of one rank's state may take, on a very slow disk (10 MB/s): the others wait for it so much longer
+// than for a collective.
+double checkpoint_patience(const Layout *layout, const bool has[STATE_KINDS]);
+
 // The newest complete checkpoint of `out`: writes its path, or "" when there is none. Complete by its name; damage is
 // for checkpoint_load to find.
 Status checkpoint_newest(const char *out, char *path, size_t path_bytes);
 
 // What a user means by a path: a checkpoint, or a run's directory, which stands for its newest one.
 Status checkpoint_find(const char *given, char path[PATH_BYTES]);
+
+// Whether two paths lead to one directory.
+bool checkpoint_is_same(const char *a, const char *b);
+
+// Whether all ranks see the directory that rank 0 sees. Collective.
+Status checkpoint_out_is_shared(const char *out, Comm *comm);
 
 // Whether the checkpoint at `path` lies in `out`.
 bool checkpoint_is_in(const char *out, const char *path);

@@ -3,9 +3,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "zero/agree.h"
 #include "zero/checkpoint.h"
 #include "zero/rank_file.h"
 
@@ -83,12 +85,53 @@ Status checkpoint_find(const char *given, char path[PATH_BYTES]) {
     if (stat(manifest, &unused) != 0) {
         TRY(checkpoint_newest(given, path, PATH_BYTES));
         if (!*path)
-            return fail("%s is neither a checkpoint nor the directory of a run that has saved one", given);
+            return fail("%s has no manifest.json and holds no checkpoint: it is neither one nor the directory of a run that saved one", given);
         return OK;
     }
     if (snprintf(path, PATH_BYTES, "%s", given) >= PATH_BYTES)
         return fail("the path %s is too long", given);
     return OK;
+}
+
+double checkpoint_patience(const Layout *layout, const bool has[STATE_KINDS]) {
+    int64_t len = 0;
+    for (int u = 0; u < layout->n_units; u++)
+        for (StateKind kind = 0; kind < STATE_KINDS; kind++)
+            len += has[kind] ? layout->units[u].shard_len : 0;
+    return (double)len * sizeof(float) / 10e6;
+}
+
+bool checkpoint_is_same(const char *a, const char *b) {
+    struct stat x, y;
+    return *a && *b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+enum { SIGHT_POLLS = 50, SIGHT_POLL_US = 100000 };
+
+// Rank 0 makes a file of a name that nobody can have asked for before; all look for it.
+Status checkpoint_out_is_shared(const char *out, Comm *comm) {
+    char name[FILE_NAME_BYTES] = "", path[PATH_BYTES];
+    uint64_t number = 0;
+    Status status = OK;
+    if (comm_size(comm) == 1)
+        return OK;
+    if (comm_rank(comm) == 0 && getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number)
+        status = fail("no random bytes from the system: %s", strerror(errno));
+    TRY(comm_broadcast(comm, "a file in --out", &number, sizeof number, 0));
+    snprintf(name, sizeof name, ".seen-%016llx", (unsigned long long)number);
+    if (status == OK)
+        status = durable_join(path, out, name);
+    if (status == OK && comm_rank(comm) == 0)
+        status = durable_write_file(path, "", 0);
+    TRY(agree(comm, "a file in --out", status));
+    for (int i = 0; access(path, F_OK) != 0 && i < SIGHT_POLLS; i++)  // a network file system may be slow
+        usleep(SIGHT_POLL_US);
+    if (access(path, F_OK) != 0)
+        status = fail("--out %s is not the directory that rank 0 sees under that name: all ranks must share it", out);
+    status = agree(comm, "the sight of --out", status);
+    if (comm_rank(comm) == 0)
+        unlink(path);
+    return status;
 }
 
 bool checkpoint_is_in(const char *out, const char *path) {

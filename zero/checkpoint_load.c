@@ -166,8 +166,8 @@ static Status advise(Status status, const char *path) {
     status_clear();
     if (*before)
         fail(
-            "%s\nThis checkpoint cannot be used. To go on from the one before: --resume %s (check it first with "
-            "--verify)",
+            "%s\nThis checkpoint cannot be used. To go on from the one before, move this one away and run again: "
+            "%s (check it first with --verify)",
             message, before);
     else
         fail("%s\nThis checkpoint cannot be used, and there is none before it in %s", message, out);
@@ -197,7 +197,10 @@ static Status load_collectively(const char *path, const CheckpointRun *run, cons
     status = load_shards(path, manifest, layout, view);
     if (status != OK)
         status = advise(status, path);
-    return agree(comm, "checkpoint rank files", status);
+    comm_set_patience(comm, checkpoint_patience(layout, view->has));
+    status = agree(comm, "checkpoint rank files", status);
+    comm_set_patience(comm, 0);
+    return status;
 }
 
 Status checkpoint_load(const char *path, const CheckpointRun *run, const Layout *layout, Comm *comm,

@@ -141,6 +141,9 @@ Status comm_sum_u128(Comm *comm, const char *what, unsigned __int128 *values, in
 Status comm_broadcast(Comm *comm, const char *what, void *data, size_t bytes, int root) {
     return comm->backend->broadcast(comm, what, data, bytes, root);
 }
+void comm_set_patience(Comm *comm, double seconds) {
+    comm->patience = seconds;
+}
 Status comm_barrier(Comm *comm, const char *what) {
     return comm->backend->barrier(comm, what);
 }

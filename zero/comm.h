@@ -109,6 +109,10 @@ Status comm_sum_u128(Comm *comm, const char *what, unsigned __int128 *values, in
 Status comm_broadcast(Comm *comm, const char *what, void *data, size_t bytes, int root);
 Status comm_barrier(Comm *comm, const char *what);
 
+// How many seconds longer than the timeout host values may be waited for from now on: a rank reads or writes files first.
+// Ranks that die are noticed all the same.
+void comm_set_patience(Comm *comm, double seconds);
+
 // All ranks must have the same text (configuration, build, data); else fails on every rank, naming the first line that
 // differs and the two ranks. `name` says what it is ("configuration").
 Status comm_agree(Comm *comm, const char *name, const char *text);

@@ -27,6 +27,7 @@ struct Comm {
     CommOptions options;
     int rank, size;
     int64_t step;
+    double patience;  // comm_set_patience
     CommStats stats;
     double cpu_at_reset;
     int64_t n_issued;     // collectives since comm_check_order

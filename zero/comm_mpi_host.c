@@ -81,7 +81,7 @@ static int64_t run_star(Star *s, bool collects, Combine *combine) {
 }
 
 static Star make_star(const Comm *comm, const char *collective, const char *what, int root) {
-    Star s = {.job = {.collective = collective, .step = comm->step, .timeout = comm->options.timeout},
+    Star s = {.job = {.collective = collective, .step = comm->step, .timeout = comm->options.timeout + comm->patience},
               .rank = comm->rank,
               .n = comm->size,
               .root = root,
@@ -102,7 +102,10 @@ static void over_ranks(Comm *comm, Star *s, bool collects, Combine *combine, voi
     comm->stats.wait_seconds += comm_clock() - start;
 }
 
+static double stop_seconds = 60;  // or --comm-timeout, once it is known
+
 Status mpi_host_open(Comm *comm) {
+    stop_seconds = comm->options.timeout > stop_seconds ? comm->options.timeout : stop_seconds;
     if (comm->rank != 0)
         return OK;
     comm->host_values = calloc((size_t)comm->size, HOST_PIECE_BYTES);  // no device ever sees it
@@ -139,11 +142,9 @@ Status mpi_barrier(Comm *comm, const char *what) {
     return OK;
 }
 
-enum { STOP_SECONDS = 60 };
-
 void comm_mpi_stop(void) {
     char nothing = 0;  // messages of no bytes
-    Star s = {.job = {.collective = "barrier", .what = "the end of the run", .timeout = STOP_SECONDS},
+    Star s = {.job = {.collective = "barrier", .what = "the end of the run", .timeout = stop_seconds},
               .rank = mpi_world_rank(),
               .n = mpi_world_size(),
               .values = &nothing,

@@ -168,6 +168,21 @@ static Status make_directory(const char *path) {
     }
 }
 
+// A run that begins anew where another logged, and saved nothing, leaves it its lines.
+static Status keep_old(const RunLog *log, const char *out) {
+    char old[PATH_BYTES];
+    TRY(durable_join(old, out, "log.jsonl.old"));
+    int from = log->file, to = open(old, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    ssize_t got = to < 0 ? -1 : 1;
+    char piece[4096];
+    for (off_t at = 0; got > 0; at += got)
+        if ((got = pread(from, piece, sizeof piece, at)) > 0 && write(to, piece, (size_t)got) != got)
+            got = -1;
+    if (to >= 0)
+        close(to);
+    return got == 0 ? OK : fail("cannot keep the log of an earlier run in %s: %s", old, strerror(errno));
+}
+
 // Open the file and take it for this run alone; where a file system knows no locks, nothing guards it.
 static Status open_file(RunLog *log, const char *out, int64_t length) {
     TRY(make_directory(out));
@@ -186,6 +201,8 @@ static Status open_file(RunLog *log, const char *out, int64_t length) {
         return fail("%s is shorter (%lld bytes) than when the checkpoint was written (%lld): it belongs to another run; "
                     "move it away or choose another --out",
                     log->path, (long long)info.st_size, (long long)length);
+    if (length == 0)
+        TRY(keep_old(log, out));
     if (ftruncate(log->file, length) != 0)
         return fail("cannot cut %s to %lld bytes: %s", log->path, (long long)length, strerror(errno));
     log->bytes = length;
@@ -208,16 +225,17 @@ Status log_open(const char *out, int64_t length, int rank, int n_ranks, RunLog *
     return status;
 }
 
-static void end_line(RunLog *log) {
-    if (log->line_open)
+void log_end_line(RunLog *log) {
+    if (log && log->line_open)
         fputs("\n", stdout);
-    log->line_open = false;
+    if (log)
+        log->line_open = false;
 }
 
 void log_close(RunLog *log) {
     if (!log)
         return;
-    end_line(log);
+    log_end_line(log);
     fflush(stdout);
     if (log->file >= 0)
         close(log->file);
@@ -263,7 +281,7 @@ void log_event(RunLog *log, const char *event, cJSON *fields) {
 void log_line(RunLog *log, const char *format, ...) {
     if (!log->speaks)
         return;
-    end_line(log);
+    log_end_line(log);
     va_list arguments;
     va_start(arguments, format);
     vprintf(format, arguments);

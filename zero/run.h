@@ -56,6 +56,7 @@ typedef struct StepReport {
 // 0 writes. Fails when another run is writing it, or when it is shorter.
 Status log_open(const char *out, int64_t length, int rank, int n_ranks, RunLog **log);
 void log_close(RunLog *log);                   // NULL is fine
+void log_end_line(RunLog *log);                // others may print: a status line that is redrawn ends; NULL is fine
 int64_t log_length(const RunLog *log);         // bytes of the file so far
 void log_step(RunLog *log, const StepReport *report, const Device *device);
 // Any other event: adds "event" and writes the object (and frees it). For the file only.

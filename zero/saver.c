@@ -203,6 +203,7 @@ static void end(Saver *s, Status status) {
                          .message = status == OK ? s->warning : s->message};
     s->phase = IDLE;
     s->save = NULL;
+    comm_set_patience(s->comm, 0);
     s->options.ended(s->options.context, &report);
 }
 
@@ -238,6 +239,8 @@ Status saver_start(Saver *s, const CheckpointRun *run, const RunState *state) {
     s->step = state->step;
     s->started = comm_clock();
     s->warning[0] = '\0';
+    if (!s->options.async)  // ranks write at their own speeds, and meet then
+        comm_set_patience(s->comm, checkpoint_patience(s->layout, s->live->has));
     Status status = save_begin(s->options.out, run, s->layout, s->comm, s->live->has, state, &s->save);
     if (status != OK) {
         end(s, status);

@@ -34,7 +34,7 @@ static struct {
     Track tracks[MAX_TRACKS];
     int n_tracks;
     Span *spans;
-    atomic_int n_spans;  // that ended, kept or not
+    atomic_llong n_spans;  // that ended, kept or not
 } trace;
 
 Status trace_open(Comm *comm, const char *path) {
@@ -72,7 +72,7 @@ static Status run_mark(void *arguments) {
     track->depth--;
     if (track->depth >= MAX_DEPTH || time - track->open[track->depth].start < SHORTEST_SECONDS)
         return OK;
-    int i = atomic_fetch_add(&trace.n_spans, 1);
+    long long i = atomic_fetch_add(&trace.n_spans, 1);
     if (i < TRACE_MAX_SPANS) {
         trace.spans[i] = track->open[track->depth];
         trace.spans[i].end = time;
@@ -120,12 +120,12 @@ static char *own_events(int rank, size_t *bytes) {
     FILE *file = open_memstream(&text, bytes);
     if (!file)
         return NULL;
-    int ended = atomic_load(&trace.n_spans), kept = ended < TRACE_MAX_SPANS ? ended : TRACE_MAX_SPANS;
+    long long ended = atomic_load(&trace.n_spans), kept = ended < TRACE_MAX_SPANS ? ended : TRACE_MAX_SPANS;
     snprintf(name, sizeof name, "rank %d", rank);
     print_name(file, rank, "process_name", 0, name);
     for (int t = 0; t < trace.n_tracks; t++)
         print_name(file, rank, "thread_name", t, stream_name(trace.tracks[t].stream));
-    for (int i = 0; i < kept; i++) {
+    for (long long i = 0; i < kept; i++) {
         const Span *s = &trace.spans[i];
         fprintf(file, "{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%s", rank, s->track,
                 1e6 * (s->start - trace.start), 1e6 * (s->end - s->start), s->name);
@@ -133,7 +133,7 @@ static char *own_events(int rank, size_t *bytes) {
             fprintf(file, " %lld", (long long)s->number);
         fputs("\"},\n", file);
     }
-    fprintf(file, "{\"ph\":\"M\",\"pid\":%d,\"name\":\"spans_not_kept\",\"args\":{\"count\":%d}}", rank, ended - kept);
+    fprintf(file, "{\"ph\":\"M\",\"pid\":%d,\"name\":\"spans_not_kept\",\"args\":{\"count\":%lld}}", rank, ended - kept);
     if (fclose(file) != 0) {
         free(text);
         return NULL;
