@@ -158,7 +158,7 @@ SIMULATED = {"in order": ("plain", {"CUDASIM_ORDER": "inorder"}),
              "random": ("plain", {"CUDASIM_ORDER": "random"}),
              "sanitize": ("sanitize", {"CUDASIM_ORDER": "random"}),
              "race": ("race", {"CUDASIM_STREAMS": "random"})}
-SIMULATED_STEPS = 3
+SIMULATED_STEPS = 2
 
 
 def simulated_product():
