@@ -208,6 +208,7 @@ def run_config(config, train, out, device="cpu"):
     """Run a configuration, with a stop and a resume in another stage on the way if it says so."""
     program, env, steps, more = program_of(config, device)
     arguments = flags(config) + ["--train", train, "--out", out, "--steps", str(steps)] + more
+    arguments[arguments.index("--warmup") + 1] = str(min(3, steps))
     offload = offload_flags(config.get("way", WAYS[0]), os.path.dirname(train), config.get("activations", False))
     if config["resume"]:
         # The first half in another stage, or without offload; the second with it, or the other way round.
