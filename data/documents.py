@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 import sys
 from typing import NamedTuple, Optional
 
@@ -68,7 +69,11 @@ class Source:
         else:
             self.field = (field or "text") if path.endswith(".jsonl") else None
             try:
-                self.size = os.path.getsize(path)
+                info = os.stat(path)
+                if not stat.S_ISREG(info.st_mode):  # of a pipe, what is looked at here would be missing afterwards
+                    raise PrepareError("%s is not a regular file; pipe its text into the program: … | data/prepare.py - …"
+                                       % path)
+                self.size = info.st_size
                 with open(path, "rb") as file:
                     start = file.read(4096)
             except OSError as error:
@@ -99,13 +104,18 @@ class Source:
 
 
 def find_sources(inputs, field):
-    """Sources for the names on the command line; directories with everything below them, sorted, hidden files left out."""
+    """Sources for the names on the command line; directories with everything below them, sorted, hidden files left out.
+    Links to directories are followed, to each directory once."""
     paths = []
     for name in inputs:
         if name != "-" and os.path.isdir(name):
-            below = []
-            for folder, folders, files in os.walk(name):
-                folders[:] = [f for f in folders if not f.startswith(".")]
+            below, seen = [], set()
+            for folder, folders, files in os.walk(name, followlinks=True):
+                folders[:] = sorted(f for f in folders if not f.startswith("."))
+                if os.path.realpath(folder) in seen:
+                    folders[:] = []
+                    continue
+                seen.add(os.path.realpath(folder))
                 below += [os.path.join(folder, f) for f in files if not f.startswith(".")]
             if not below:
                 raise PrepareError("directory %s holds no file" % name)
@@ -114,7 +124,11 @@ def find_sources(inputs, field):
             paths.append(name)
     if paths.count("-") > 1:
         raise PrepareError("standard input (-) can be read only once")
-    return [Source(path, field) for path in paths]
+    sources = [Source(path, field) for path in paths]
+    if field is not None and all(source.field is None for source in sources):
+        raise PrepareError("--field %s is for JSON lines, but no input is a .jsonl file; pipe others into the program: "
+                           "data/prepare.py - --field %s … < FILE" % (field, field))
+    return sources
 
 
 def find_cut(data, start, end):

@@ -338,6 +338,9 @@ def check_options(parser, args):
         for name in ("field", "split_on"):
             if getattr(args, name) is not None:
                 parser.error("--%s has no meaning with --convert" % name.replace("_", "-"))
+        for name in ("model", "eot"):
+            if getattr(args, name) is not None and not args.tokenizer:
+                parser.error("--%s goes with --tokenizer" % name)
         if args.tokenizer and args.vocab_size:
             parser.error("--convert takes the vocabulary's size from --tokenizer; leave --vocab-size out")
         return
@@ -354,6 +357,7 @@ def check_options(parser, args):
 
 
 def main(arguments=None):
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
     args = parse_options(arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that temporary files go
     try:

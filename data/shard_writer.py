@@ -3,6 +3,7 @@
 Each is written under a hidden temporary name, synced, and all get their final names at the end: a run that is killed
 leaves no shard behind that looks complete.
 """
+import fcntl
 import glob
 import os
 
@@ -24,6 +25,20 @@ def sync(path):
         os.close(fd)
 
 
+def take_directory(out):
+    """Keep other runs out until this one ends, and remove what one that was killed has left."""
+    try:
+        fcntl.flock(os.open(out, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the process ends
+    except BlockingIOError:
+        raise PrepareError("another prepare.py is writing to %s; wait for it, or choose another --out" % out) from None
+    except OSError:
+        return  # a file system without locks
+    for side in SIDES:
+        for pattern in (".%s_[0-9]*.h5.tmp", ".short_%s_[0-9]*.h5.tmp"):
+            for path in glob.glob(os.path.join(glob.escape(out), pattern % side)):
+                os.unlink(path)
+
+
 def find_old_shards(out, force):
     """Make the directory; the shards that are in it, which only --force may replace."""
     try:
@@ -32,6 +47,7 @@ def find_old_shards(out, force):
         raise PrepareError("cannot make the directory %s: %s" % (out, error.strerror)) from None
     if not os.access(out, os.W_OK):
         raise PrepareError("cannot write to the directory %s: permission denied" % out)
+    take_directory(out)
     old = sorted(p for side in SIDES for p in glob.glob(os.path.join(glob.escape(out), side + "_[0-9]*.h5")))
     if old and not force:
         raise PrepareError("%s holds shards already (%s%s); choose another --out, or replace them with --force"

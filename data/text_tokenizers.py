@@ -231,6 +231,8 @@ class HuggingFaceTokenizer:
                 self.tokenizer = tokenizers.Tokenizer.from_str(self.data.decode())
             except Exception as error:  # the library raises bare Exception
                 raise PrepareError("the tokenizers library cannot read this tokenizer.json: %s" % error) from None
+            self.tokenizer.no_truncation()  # the file may hold the limits of its model's inputs: text would be lost
+            self.tokenizer.no_padding()
             if hasattr(self.tokenizer, "encode_special_tokens"):
                 self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a document is text, not a document's end
         return self.tokenizer.encode(data.decode("utf-8", "replace"), add_special_tokens=False).ids

@@ -8,6 +8,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 minutes=${1:-10}
+[[ $minutes =~ ^[1-9][0-9]*$ ]] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' dev/fuzz.sh >&2; exit 2; }
 
 nice -n 19 make -s fuzz || exit 1
 read -ra targets <<<"${TARGETS:-$(basename -a test/fuzz/fuzz_*.c | sed 's/\.c$//' | xargs)}"

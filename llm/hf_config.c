@@ -51,6 +51,11 @@ static Status read_int(const Reader *r, const char *key, int standard, int max, 
     return OK;
 }
 
+// Where transformers has a default of its own, null is not the same.
+static bool is_absent(const Reader *r, const char *key) {
+    return !cJSON_GetObjectItemCaseSensitive(r->json, key);
+}
+
 static Status read_float(const Reader *r, const char *key, double standard, float *value) {
     const cJSON *item = find(r, key);
     if (item && !(cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= 1e30))
@@ -159,6 +164,8 @@ static Status read_rope(const Reader *r, ModelConfig *m) {
 // A window that no sequence outgrows does nothing.
 static Status check_sliding_window(const Reader *r, bool in_use, int max_seq_len) {
     const cJSON *window = find(r, "sliding_window");
+    if (in_use && is_absent(r, "sliding_window") && max_seq_len > 4096)
+        return wrong(r, "sliding_window", "transformers takes 4096 then; write null for attention without a window");
     if (in_use && window && !(cJSON_IsNumber(window) && window->valuedouble >= max_seq_len))
         return wrong(r, "sliding_window", "attention over a window is not supported");
     return OK;
@@ -169,7 +176,8 @@ static Status read_llama(const Reader *r, ModelConfig *m, const char *family) {
     m->arch = ARCH_LLAMA;
     TRY(read_int(r, "num_hidden_layers", 0, 1 << 14, &m->layers));
     TRY(read_int(r, "num_attention_heads", 0, 1 << 14, &m->heads));
-    TRY(read_int(r, "num_key_value_heads", m->heads, 1 << 14, &m->kv_heads));
+    bool own = is_absent(r, "num_key_value_heads");
+    TRY(read_int(r, "num_key_value_heads", own && mistral ? 8 : own && qwen2 ? 32 : m->heads, 1 << 14, &m->kv_heads));
     TRY(read_int(r, "hidden_size", 0, 1 << 20, &m->channels));
     TRY(read_int(r, "intermediate_size", 0, 1 << 22, &m->ffn));
     TRY(read_int(r, "max_position_embeddings", 0, 1 << 24, &m->max_seq_len));

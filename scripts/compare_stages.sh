@@ -21,6 +21,7 @@
 #                          between them: which stage wins where? The hosts are network namespaces of this machine; needs
 #                          root
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-/usr/bin/python3}
@@ -36,7 +37,7 @@ steps=20 micro_batch=4 seq_len=256 grad_accum=1 dtype=bf16 grad_dtype=param redu
 while [ $# -gt 0 ]; do
     case $1 in
         --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-        -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
+        -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/compare_stages.sh && exit 0 ;;
         --overlap-off | --recompute | --hybrid)
             name=${1#--} && printf -v "${name//-/_}" 1 && shift && continue ;;
         --) shift && break ;;
@@ -54,10 +55,12 @@ while [ $# -gt 0 ]; do
         bandwidth)
             [[ $2 =~ ^[0-9.]+[kmg]bit(,[0-9.]+[kmg]bit)*$ ]] || usage "$1 takes rates such as 1gbit,10gbit, not '$2'" ;;
     esac
+    [[ ! $name =~ ^(out|train)$ || $2 == /* ]] || set -- "$1" "$from/$2" "${@:3}"
     printf -v "$name" %s "$2"
     shift 2
 done
 [ -z "$hybrid" ] || [[ $((ranks % 2)) -eq 0 && $ranks -gt 2 ]] || usage "--hybrid needs 4, 6, 8, … ranks, not $ranks"
+[ "$steps" -ge 3 ] || usage "--steps must be at least 3: the first two are not counted"
 [ -z "$bandwidth" ] || [ "$(id -u)" -eq 0 ] || usage "--bandwidth makes network namespaces, which needs root"
 [ ! -e "$out" ] || usage "$out exists: remove it, or choose another --out"
 [ -x "$TRAIN_GPT" ] || usage "there is no $TRAIN_GPT: make builds it"
@@ -89,6 +92,7 @@ common+=(--train "$train" --dtype "$dtype" --grad-dtype "$grad_dtype" --reduce-d
 
 # ---- the runs ----
 
+cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; } # which nproc would heed
 hosts=''
 launch=(scripts/run_mpirun.sh -n "$ranks" --ranks-per-host "$ranks")
 end_hosts() { [ -z "$hosts" ] || scripts/hosts.sh "$hosts" down; }
@@ -100,7 +104,7 @@ if [ -n "$bandwidth" ]; then
     launch=(scripts/hosts.sh exec "${hosts}1" scripts/run_mpirun.sh --hosts "$names" --ranks-per-host 1 --bind none --interface "$SUBNET"
         --ssh-agent "$PWD/scripts/hosts.sh agent" --mca btl_tcp_flags "send,inplace"
         --mca btl_tcp_sndbuf 262144 --mca btl_tcp_rcvbuf 262144)
-    [ -n "$threads" ] || threads=$(($(nproc) / ranks > 0 ? $(nproc) / ranks : 1)) # the hosts share this machine's cores
+    [ -n "$threads" ] || threads=$(($(cores) / ranks > 0 ? $(cores) / ranks : 1)) # the hosts share this machine's cores
 fi
 [ -z "$threads" ] || launch+=(--threads "$threads")
 launch+=(--max-restarts 0)

@@ -11,7 +11,7 @@
 set -euo pipefail
 
 declare -A packages=(
-    [build]="build-essential pkg-config libhdf5-dev libcjson-dev libdnnl-dev libopenblas-dev liburing-dev libopenmpi-dev openmpi-bin"
+    [build]="build-essential pkg-config libhdf5-dev libcjson-dev libdnnl-dev libopenblas-dev liburing-dev libopenmpi-dev openmpi-bin procps"
     [data]="python3 python3-numpy python3-h5py python3-sentencepiece python3-matplotlib dict-gcide"
     [test]="libcmocka-dev python3 python3-numpy python3-h5py python3-matplotlib iproute2 procps fio clang libclang-rt-dev
         slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins"

@@ -11,10 +11,14 @@ import math
 import os
 import sys
 
-import matplotlib
+try:
+    import matplotlib
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
+except ImportError as missing:
+    sys.exit(f"plot.py: the Python package {missing.name} is missing in {sys.executable} (Debian, Ubuntu: apt-get install "
+             "python3-matplotlib, which is for /usr/bin/python3; elsewhere: pip install matplotlib)")
 
 
 class Run:
@@ -24,6 +28,7 @@ class Run:
         if os.path.isdir(path):
             path = os.path.join(path, "log.jsonl")
         self.name = os.path.basename(os.path.dirname(os.path.abspath(path)))
+        self.directory = os.path.dirname(os.path.abspath(path))
         self.steps, self.evals, n_bad = {}, {}, 0
         with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -53,7 +58,16 @@ def smoothed(values, window):
     return result
 
 
+def labels(runs):
+    """Names for the legend, as matplotlib shows them: it takes $ for mathematics and a leading _ for "leave out"."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.directory for run in runs]
+    return [" " * name.startswith("_") + name.replace("$", r"\$") for name in names]
+
+
 def draw(runs, window):
+    names = labels(runs)
     figure, axes = plt.subplots(2, 2, figsize=(12, 8), constrained_layout=True)
     panels = [("loss", "loss"), ("lr", "learning rate"), ("norm", "gradient norm"), ("tokens_per_s", "tokens/s")]
     for axis, (key, title) in zip(axes.flat, panels):
@@ -64,10 +78,10 @@ def draw(runs, window):
             if key != "lr" and width > 1:
                 axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
                 values = smoothed(values, width)
-            axis.plot(steps, values, color=color, label=run.name + (", train" if key == "loss" else ""))
+            axis.plot(steps, values, color=color, label=names[i] + (", train" if key == "loss" else ""))
             if key == "loss" and run.evals:
                 steps, values = run.series(run.evals, "val_loss")
-                axis.plot(steps, values, "--o", color=color, markersize=4, label=f"{run.name}, validation")
+                axis.plot(steps, values, "--o", color=color, markersize=4, label=f"{names[i]}, validation")
                 if values:
                     axis.annotate(f"{values[-1]:.3f}", (steps[-1], values[-1]), textcoords="offset points",
                                   xytext=(0, 8), ha="right", color=color)

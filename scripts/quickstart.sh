@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
             shift
             ;;
         --again) again=1 ;;
-        -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" && exit 0 ;;
+        -h | --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/quickstart.sh && exit 0 ;;
         *) echo "quickstart.sh: unknown argument '$1' (known: --minutes N, --again)" >&2 && exit 2 ;;
     esac
     shift

@@ -105,6 +105,8 @@ version=$("$MPIRUN" --version 2>/dev/null | head -n 1)
 [[ $version == *"(Open MPI) 4."* ]] ||
     usage "this script needs Open MPI 4; $MPIRUN says: ${version:-nothing (package openmpi-bin)}"
 
+command -v pkill >/dev/null || usage "this script needs pkill (package procps)"
+
 # ---- ranks, hosts, threads ----
 
 # One `host slots` a line; slots 0: not given. A host on several lines has that many slots, as batch systems write it.
@@ -144,7 +146,8 @@ if [ "$(value_of --device)" != cpu ] && command -v nvidia-smi >/dev/null; then
     gpus=$(nvidia-smi -L | grep -c '^GPU')
 fi
 cores=$(lscpu -p=CORE,SOCKET | grep -v '^#' | sort -u | wc -l)
-[ "$cores" -le "$(nproc)" ] || cores=$(nproc)
+usable=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # which nproc would heed
+[ "$cores" -le "$usable" ] || cores=$usable
 if [ -z "$ranks_per_host" ]; then
     if [ "$slots" -gt 0 ]; then
         ranks_per_host=$slots
@@ -262,7 +265,7 @@ run_once() { # sets status
 
 out=$(value_of --out) resume=$(value_of --resume)
 newest_checkpoint() { # names without .tmp are complete
-    [ -z "$out" ] || find "$out" -maxdepth 1 -type d -name 'step_*' ! -name '*.*' 2>/dev/null | sort | tail -n 1
+    [ -z "$out" ] || find "$out/" -maxdepth 1 -type d -name 'step_*' ! -name '*.*' 2>/dev/null | sort | tail -n 1
 }
 
 say "$ranks rank(s) on ${#names[@]} host(s), $ranks_per_host a host, $threads thread(s) a rank"

@@ -155,7 +155,8 @@ class RoundTrip(Base):
         # --dtype rounds; bf16 files come back as they were
         out = self.path("bf16-run")
         self.start(self.model("llama3_bf16"), out)
-        self.done("--export-hf", self.path("bf16"), "--out", out, "--dtype", "bf16")
+        self.done("--export-hf", self.path("new/bf16"), "--out", out, "--dtype", "bf16")
+        os.rename(self.path("new/bf16"), self.path("bf16"))
         self.assertEqual(read_model(self.path("bf16")), read_model(self.model("llama3_bf16")))
         with open(self.path("bf16/config.json")) as f:
             self.assertEqual(json.load(f)["torch_dtype"], "bfloat16")
@@ -288,7 +289,7 @@ class Wrong(Base):
         self.refused(["--export-hf", self.path("x"), "--resume", self.path("none")], "none has no manifest.json")
         self.start(self.model("gpt2"), self.path("out"))
         self.refused(["--export-hf", self.dir, "--out", self.path("out")], "exists already")
-        self.refused(["--export-hf", self.path("no/where"), "--out", self.path("out")], "no/where.tmp")
+        self.refused(["--export-hf", self.path("out/log.jsonl/where"), "--out", self.path("out")], "log.jsonl/where.tmp")
         shard = glob.glob(self.path("out/step_00000001/shards-*/rank_00000.h5"))[0]
         with open(shard, "r+b") as f:
             f.seek(os.path.getsize(shard) // 4)

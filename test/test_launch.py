@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 import unittest
+from unittest import mock
 
 from launching import PATIENCE, RUN_MPIRUN, SCRIPTS, Scratch, wait_for
 
@@ -82,6 +83,9 @@ class Options(Scratch):
         command = self.command("-n", "1", "sh", "--threads=1")
         self.assertEqual(command[-1], "--threads=1")
         self.assert_has(command, "-x", "OMP_NUM_THREADS=1")
+        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # nproc heeds it; the machine has no fewer cores
+            command = self.command("--bind", "none", "-n", "1", "sh")
+        self.assertEqual(command, self.command("--bind", "none", "-n", "1", "sh"))
 
     def test_network_and_environment(self):
         command = self.command("--interface", "eth7", "--ssh-agent", "ssh -q", "--env", "A=b c", "--mca", "k", "v",
@@ -112,6 +116,13 @@ class Options(Scratch):
         ]:
             with self.subTest(options):
                 self.assertIn(message, self.command(*options, status=2))
+
+    def test_pkill_is_needed(self):
+        os.mkdir(self.path("bin"))
+        for name in ("bash", "mpirun", "realpath", "head", "tail", "sh"):
+            os.symlink(shutil.which(name), self.path("bin/" + name))
+        with mock.patch.dict(os.environ, PATH=self.path("bin")):
+            self.assertIn("needs pkill (package procps)", self.command("sh", status=2))
 
     def test_help(self):
         text = subprocess.run([RUN_MPIRUN, "--help"], capture_output=True, text=True, timeout=PATIENCE,
@@ -193,6 +204,12 @@ class Restarts(Supervised):
     def test_old_failures_are_forgotten_where_checkpoints_are_made(self):
         self.assert_status(0, self.run_trainer("progress", options=["--max-restarts", "1", "--restart-window", "0"]))
         self.assertEqual(4, self.starts())
+
+    def test_out_may_be_a_link(self):
+        os.rename(self.path("run"), self.path("elsewhere"))
+        os.symlink("elsewhere", self.path("run"))
+        self.assert_status(0, self.run_trainer("progress", options=["--max-restarts", "1", "--restart-window", "0"]))
+        self.assertIn("from run/step_00000003\n", self.read("output"))
 
     def test_old_failures_count_where_no_checkpoint_is_made(self):
         self.assert_status(1, self.run_trainer("third", options=["--max-restarts", "1", "--restart-window", "0"]))

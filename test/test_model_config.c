@@ -190,6 +190,14 @@ static void config_json_details(void **state) {
     assert_ok(read_text(&m, text));
     snprintf(text, sizeof text, mistral, "4096");
     assert_fails(read_text(&m, text), "\"sliding_window\" is 4096");
+    const char *without =  // what is left out has transformers' defaults: a window of 4096, 8 heads of keys and values
+        "{\"model_type\":\"mistral\",\"hidden_size\":4096,\"intermediate_size\":14336,\"num_hidden_layers\":32,"
+        "\"num_attention_heads\":32,\"vocab_size\":32768,\"max_position_embeddings\":%d}";
+    snprintf(text, sizeof text, without, 32768);
+    assert_fails(read_text(&m, text), "\"sliding_window\" is missing");
+    snprintf(text, sizeof text, without, 4096);
+    assert_ok(read_text(&m, text));
+    assert_int_equal(m.kv_heads, 8);
 }
 
 static void config_json_refusals(void **state) {

@@ -271,9 +271,17 @@ class PrepareTest(unittest.TestCase):
             tokens = list(self.tokens("train"))
             self.assertEqual(tokens.count(259), 1, "a document cannot end itself")
             self.assertEqual((tokens[0], tokens[-1]), (258, 259))
-        self.refuse("is not a Hugging Face tokenizer.json", "-", "--tokenizer", self.write("b.json", "[1,2"))
-        self.refuse("cannot read", "-", "--tokenizer", self.path("none.json"))
-        self.refuse("no '<stop>'", "-", "--tokenizer", name, "--eot", "<stop>")
+        self.refuse("is not a Hugging Face tokenizer.json", "-", "--tokenizer", self.write("b.json", "[1,2"), "--force")
+        if tokenizers is not None:  # a file that holds the limits of its model's inputs loses no text
+            limits = {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
+                      "padding": {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                                  "pad_type_id": 0, "pad_token": "!"}}
+            name = self.write("limits.json", json.dumps({**small_tokenizer_json(), **limits}))
+            for text in "hello " * 20, "a":
+                self.prepare("-", "--tokenizer", name, "--val-fraction", 0, "--force", stdin=text.encode())
+                self.assertEqual(len(self.tokens("train")), (60 if len(text) > 1 else 1) + 1)
+        self.refuse("cannot read", "-", "--tokenizer", self.path("none.json"), "--force")
+        self.refuse("no '<stop>'", "-", "--tokenizer", self.path("tokenizer.json"), "--eot", "<stop>", "--force")
 
     def test_gpt2_without_its_libraries(self):
         blocked = "".join("import sys; sys.modules[%r] = None\n" % m for m in ("tiktoken", "tokenizers"))
@@ -345,6 +353,23 @@ class PrepareTest(unittest.TestCase):
         os.mkdir(self.path("empty"))
         self.refuse("holds no file", self.path("empty"), "--tokenizer", "bytes")
         self.refuse("cannot make the directory", "-", "--tokenizer", "bytes", "--out", self.write("file", "") + "/x")
+        self.refuse("no input is a .jsonl file", self.write("c.ndjson", '{"body":"a"}\n'), "--tokenizer", "bytes", "--field",
+                    "body")
+
+    def test_pipes_with_a_name_are_refused(self):
+        """As in <(zcat …): what is read to look at them would be missing."""
+        self.refuse("is not a regular file", "/dev/stdin", "--tokenizer", "bytes", stdin=b"text")
+        os.makedirs(self.path("d"))
+        os.mkfifo(self.path("d/pipe"))
+        self.refuse("is not a regular file", self.path("d"), "--tokenizer", "bytes")
+
+    def test_links_to_directories_are_followed_once(self):
+        self.write("d/a.txt", "a")
+        self.write("elsewhere/b.txt", "b")
+        os.symlink(self.path("elsewhere"), self.path("d/link"))
+        os.symlink(self.path("d"), self.path("d/loop"))
+        self.prepare(self.path("d"), "--tokenizer", "bytes", "--val-fraction", 0)
+        self.assertEqual(self.documents("train"), [b"a", b"b"])
 
     def test_wrong_options(self):
         text = self.write("a.txt", "text")
@@ -356,8 +381,32 @@ class PrepareTest(unittest.TestCase):
                 ("matches an empty text", "--tokenizer", "bytes", "--split-on", "x*"),
                 ("not a regular expression", "--tokenizer", "bytes", "--split-on", "("),
                 ("is a sentencepiece model", "--tokenizer", "bytes", "--model", "m"),
-                ("no meaning with --convert", "--convert", "--field", "x")]:
+                ("no meaning with --convert", "--convert", "--field", "x"),
+                ("--model goes with --tokenizer", "--convert", "--model", "m")]:
             self.refuse(message, text, *options, code=2)
+
+    def test_two_runs_and_what_a_killed_one_left(self):
+        name = self.write("a.txt", "text")
+        os.mkdir(self.out)
+        for left in (".train_00007.h5.tmp", ".short_val_00000.h5.tmp"):
+            self.write("shards/" + left, "left")
+        first = subprocess.Popen([sys.executable, PREPARE, "-", "--tokenizer", "bytes", "--out", self.out, "--workers", "1"],
+                                 stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.time() + 60
+            while os.listdir(self.out) and time.time() < deadline:  # it removes what was left when it has the directory
+                time.sleep(0.05)
+            _, error = self.prepare(name, "--tokenizer", "bytes", expect=1)
+            self.assertIn("another prepare.py is writing to", error)
+        finally:
+            first.kill()
+            first.communicate()
+        self.prepare(name, "--tokenizer", "bytes", "--val-fraction", 0)
+        self.assertEqual(os.listdir(self.out), ["train_00000.h5"])
+
+    def test_output_in_another_encoding(self):
+        self.prepare(self.write("a.txt", "text " * 100), "--tokenizer", "bytes", "--val-fraction", 0, "--shard-tokens", 100,
+                     env=dict(os.environ, PYTHONIOENCODING="ascii"))
 
     def test_full_disk_leaves_nothing(self):
         name = self.write("a.txt", make_text(100000))

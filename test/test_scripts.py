@@ -144,6 +144,17 @@ class Plot(Scratch):
         result, is_png = self.plot(os.path.dirname(self.log("a")), self.log("b", 5), "--smooth", "3")
         self.assertTrue(is_png and result.returncode == 0, result.stderr)
 
+    def test_names_that_matplotlib_would_read_otherwise(self):
+        result, is_png = self.plot(self.log("a$x_{$"), self.log("_b"), self.log("c/_b"))
+        self.assertTrue(is_png and result.returncode == 0, result.stderr)
+
+    def test_a_missing_package_is_named(self):
+        self.write("site/sitecustomize.py", "import sys; sys.modules['matplotlib'] = None\n")
+        result = run(sys.executable, os.path.join(SCRIPTS, "plot.py"), "a", PYTHONPATH=os.path.join(self.dir, "site"))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("package matplotlib is missing", result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+
     def test_what_is_no_log(self):
         for path in (os.path.join(self.dir, "none.jsonl"), self.write("text", "hello\n"), self.write("empty", "")):
             result, is_png = self.plot(path)
@@ -158,6 +169,13 @@ class Arguments(unittest.TestCase):
             result = run(os.path.join(SCRIPTS, script), "--no-such-thing")
             self.assertEqual(result.returncode, 2, script)
             self.assertIn("--no-such-thing", result.stderr)
+
+    def test_help_from_any_directory(self):
+        for script in ("install_deps.sh", "quickstart.sh", "compare_stages.sh", "run_mpirun.sh"):
+            result = run(os.path.join("..", "scripts", script), "--help", cwd=os.path.join(ROOT, "dev"))
+            self.assertEqual((result.returncode, result.stderr), (0, ""), script)
+            self.assertIn(script, result.stdout)
+            self.assertNotIn("==", result.stdout)  # nothing else is done
 
     @unittest.skipUnless(shutil.which("dpkg-query") and shutil.which("apt-get"), "not Debian or Ubuntu")
     def test_nothing_is_missing_where_the_tests_run(self):

@@ -115,6 +115,18 @@ Status durable_make_dir(const char *path) {
     return OK;
 }
 
+Status durable_make_parents(const char *path) {
+    char part[PATH_BYTES];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+        return fail("the path %.100s… is too long", path);
+    for (char *slash = part; *part && (slash = strchr(slash + 1, '/')); *slash = '/') {
+        *slash = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            return fail("cannot create the directory %s: %s", part, strerror(errno));
+    }
+    return OK;
+}
+
 Status durable_sync(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

@@ -34,6 +34,8 @@ Status durable_read_file(const char *path, int64_t max_bytes, char **text, size_
 Status durable_write_file(const char *path, const void *data, size_t bytes);
 
 Status durable_make_dir(const char *path);
+// The directories above it, as far as they are missing.
+Status durable_make_parents(const char *path);
 // Sync what is already written, by whomever: a file's content, or a directory's list of names.
 Status durable_sync(const char *path);
 // Give the directory `from` the name `to`, in the same parent, and sync the parent. What had that name before is gone

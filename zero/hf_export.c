@@ -233,6 +233,7 @@ static Status begin(Export *e) {
         return fail("%s exists already; choose another directory, or remove it first", e->directory);
     if (lstat(e->partial, &info) == 0)
         return fail("%s exists: an export that did not end, or one that runs now; remove it first", e->partial);
+    TRY(durable_make_parents(e->partial));
     return durable_make_dir(e->partial);
 }
 

@@ -72,6 +72,8 @@ float *optimizer_state(Optim *o, StateKind kind, int u) {
     if (o->offloaded)
         return NULL;
     float *piece = state_piece(o, kind, u);
+    if (kind == STATE_MASTER && !has_master(o))
+        params_wait_published(o->params, u);
     if (piece && o->options.stage == 0)
         piece += o->layout->shard * o->layout->units[u].shard_len;
     return piece;

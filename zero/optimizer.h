@@ -43,7 +43,8 @@ Status optimizer_measure(Optim *optimizer, const double *loss_sums, int n_micro,
 Status optimizer_step(Optim *optimizer, double lr, int64_t updates, double loss_scale, double norm);
 
 // A unit shard's state of one kind, in device memory: shard_len fp32 elements; NULL where the kind does not exist (SGD: no v)
-// or is offloaded. In fp32 runs without offload the parameters themselves are STATE_MASTER. Used by checkpoints and hashes.
+// or is offloaded. In fp32 runs without offload the parameters themselves are STATE_MASTER. Used by checkpoints and hashes,
+// on the compute stream.
 float *optimizer_state(Optim *optimizer, StateKind kind, int u);
 bool optimizer_has(const Optim *optimizer, StateKind kind);
 OffloadState *optimizer_offloaded(Optim *optimizer);  // where it is otherwise; NULL: on the device

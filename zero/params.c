@@ -258,6 +258,11 @@ void params_publish(Params *p, int u) {
     }
 }
 
+void params_wait_published(Params *p, int u) {
+    if (!sharded(p))
+        stream_wait(p->compute, p->published[u]);
+}
+
 Status params_room(Params *p, int u, int64_t begin, void **room) {
     if (p->stored)
         return offload_params_room(p->stored, u, begin, room);

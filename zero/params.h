@@ -45,6 +45,10 @@ void *params_shard(Params *params, int u);
 // but stage 3 forgets what its slots held.
 void params_publish(Params *params, int u);
 
+// The compute stream waits until a gather that params_publish started is over: it may write the own shard once more, with
+// what is there, and so must not meet whoever reads it.
+void params_wait_published(Params *params, int u);
+
 // Where the optimizer is offloaded it writes tile by tile (zero/offload_state.h): into host memory with room for a tile, from
 // which params_put sends elements [begin, begin + len) of the own shard of unit u on their way. params_flush: the device, or
 // the file, has them all.

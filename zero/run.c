@@ -152,20 +152,10 @@ struct RunLog {
 };
 
 static Status make_directory(const char *path) {
-    char part[PATH_BYTES];
-    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
-        return fail("--out %s: the path is too long", path);
-    for (char *p = part + 1;; p++) {
-        if (*p == '/' || *p == '\0') {
-            char end = *p;
-            *p = '\0';
-            if (mkdir(part, 0777) != 0 && errno != EEXIST)
-                return fail("cannot create %s for --out: %s", part, strerror(errno));
-            *p = end;
-            if (end == '\0')
-                return OK;
-        }
-    }
+    TRY(durable_make_parents(path));
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return fail("cannot create %s: %s", path, strerror(errno));
+    return OK;
 }
 
 // A run that begins anew where another logged, and saved nothing, leaves it its lines.
@@ -185,7 +175,9 @@ static Status keep_old(const RunLog *log, const char *out) {
 
 // Open the file and take it for this run alone; where a file system knows no locks, nothing guards it.
 static Status open_file(RunLog *log, const char *out, int64_t length) {
-    TRY(make_directory(out));
+    Status made = make_directory(out);
+    if (made != OK)
+        return fail_context(made, "--out");
     TRY(durable_join(log->path, out, "log.jsonl"));
     log->file = open(log->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (log->file < 0)
@@ -215,7 +207,8 @@ Status log_open(const char *out, int64_t length, int rank, int n_ranks, RunLog *
     if (!log)
         return fail("out of host memory");
     log->speaks = rank == 0;
-    log->terminal = n_ranks == 1 && isatty(STDOUT_FILENO);  // mpirun gives rank 0 a terminal that is none
+    // mpirun gives rank 0 a terminal that is none.
+    log->terminal = n_ranks == 1 && !getenv("OMPI_COMM_WORLD_SIZE") && isatty(STDOUT_FILENO);
     log->file = -1;
     Status status = out && log->speaks ? open_file(log, out, length) : OK;
     if (status == OK)
