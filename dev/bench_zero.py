@@ -98,7 +98,7 @@ class Bench(Goals):
         run([HOSTS, self.hosts, "down"])
 
     def model(self, micro_batch):
-        return ["--model", "gpt2-tiny", "--layers", "16", "--channels", str(self.args.channels), "--heads", "4",
+        return ["--model", "gpt2-tiny", "--layers", str(self.args.layers), "--channels", str(self.args.channels), "--heads", "4",
                 "--vocab-size", "256", "--seq-len", "64", "--micro-batch", str(micro_batch), *TEXTBOOK]
 
     def compute_alone(self, micro_batch):
@@ -148,7 +148,7 @@ class Bench(Goals):
         network = self.network_alone()
         gathers, reductions = network["gather_s"], network["reduce_s"]
         micro_batch, forward, backward, rest = self.choose_batch(sum(gathers) + sum(reductions))
-        print(f"overlap at {self.args.overlap_rate}: 16 blocks, Ψ = {network['n_params'] / 1e6:.1f} M, unit 0 {100 * network['unit_0'] / network['n_params']:.1f}% "
+        print(f"overlap at {self.args.overlap_rate}: {self.args.layers} blocks, Ψ = {network['n_params'] / 1e6:.1f} M, unit 0 {100 * network['unit_0'] / network['n_params']:.1f}% "
               f"of it; micro-batch {micro_batch} of 64 tokens\n"
               f"  forward {forward:.3f} s, backward {backward:.3f} s, norm and update of all of it {rest:.3f} s; "
               f"gathers {sum(gathers):.3f} s, reductions {sum(reductions):.3f} s")
@@ -193,6 +193,7 @@ def main():
     parser.add_argument("--stages", type=lambda s: [int(x) for x in s.split(",")], default=[0, 1, 2, 3])
     parser.add_argument("--model", default="gpt2-124m", help="of `scaling` (%(default)s)")
     parser.add_argument("--seq-len", type=int, default=256, help="of `scaling`; divides 2048 (%(default)s)")
+    parser.add_argument("--layers", type=int, default=16, help="of the model of `overlap` and `plan` (%(default)s)")
     parser.add_argument("--channels", type=int, default=384, help="of the model of `overlap` and `plan` (%(default)s)")
     parser.add_argument("--overlap-rate", default="1gbit", help="of `overlap` (%(default)s)")
     parser.add_argument("--rates", default="1gbit,300mbit", help="of `plan` (%(default)s)")
