@@ -7,7 +7,7 @@
 
 #include "zero/comm_mpi_world.h"
 
-static const double LOOK_SECONDS = 0.01, ANSWER_SECONDS = 1.0;
+static const double LOOK_SECONDS = 0.01, ANSWER_SECONDS = 1.0, DEATH_SECONDS = 1.0;
 
 static struct {
     pthread_mutex_t mutex;  // guards `watches`; the rest is the MPI thread's
@@ -84,9 +84,14 @@ static int ask(int number, const CommWatch *watch, int missing[], int max) {
 
 // ---- looking ----
 
+// A rank that dies closes its connections first and is gone a moment later: then it is named.
 static void end_with_error(const WatchProgress *p) {
     char message[STATUS_MESSAGE_BYTES];
-    mpi_end_if_peer_is_gone(p->what);
+    for (double until = comm_clock() + DEATH_SECONDS; comm_clock() < until;) {
+        mpi_heed_others();
+        mpi_end_if_peer_is_gone(p->what);
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
     snprintf(message, sizeof message, "%s failed: %s. Nothing is saved", p->what, p->error);
     mpi_end_run(FAILED, message);
 }
