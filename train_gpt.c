@@ -739,12 +739,13 @@ static Status run(Run *r, int argc, char **argv) {
     if (c->config_file)
         TRY(deepspeed_read(c, r->rank == 0 ? stderr : NULL));
     run_limit_time(c->max_minutes);
-    if (!!c->hash + !!c->verify + !!c->export_hf + c->plan > 1)
-        return fail_usage("--hash, --verify, --export-hf and --plan are a tool each: give one of them");
+    bool prints = c->print_config && !c->train && !c->plan;
+    if (!!c->hash + !!c->verify + !!c->export_hf + c->plan + prints > 1)
+        return fail_usage("--hash, --verify, --export-hf, --plan and --print-config are a tool each: give one of them");
     const char *alone = c->hash ? "hash" : c->verify ? "verify" : c->export_hf ? "export-hf" : NULL;
     if (alone && r->n_ranks > 1)
         return fail_usage("--%s is the work of one rank: leave out mpirun", alone);
-    if (c->help || c->version || c->config_help || (c->print_config && !c->train && !c->plan))
+    if (c->help || c->version || c->config_help || prints)
         return r->rank == 0 ? run_answer(r) : OK;
     if (c->plan) {
         TRY(config_resolve(c, c->ranks, 0));

@@ -159,7 +159,8 @@ static Status check_unchanged(const ShardFile *shard) {
         return fail("cannot open shard %s again: %s", shard->path, strerror(errno));
     bool same = now.st_dev == seen->st_dev && now.st_ino == seen->st_ino && now.st_size == seen->st_size &&
                 now.st_mtim.tv_sec == seen->st_mtim.tv_sec && now.st_mtim.tv_nsec == seen->st_mtim.tv_nsec;
-    return same ? OK : fail("shard %s was replaced or written to since the run began: the run would go on with other data",
+    return same ? OK : fail("shard %s was replaced or written to since the run began. Run again to go on from the newest checkpoint, "
+                            "with what is there now",
                             shard->path);
 }
 

@@ -87,6 +87,8 @@ Status config_parse(Config *config, int argc, char **argv) {
         const Flag *flag = flag_find(name);
         if (!flag || flag->traits & FLAG_DERIVED)
             return unknown_option(name);
+        if (flag->group == GROUP_TOOLS && config_given(config, flag->name))
+            return fail_usage("--%s is given twice", name);  // else one would be left out, and look as if it had run
 
         if (is_switch(flag)) {
             if (equals)
@@ -234,7 +236,8 @@ int config_compare(const Config *config, const cJSON *saved, char *differences, 
         const cJSON *group = cJSON_GetObjectItemCaseSensitive(saved, flag_group_keys[flags[i].group]);
         const cJSON *then = cJSON_GetObjectItemCaseSensitive(group, json_key(&flags[i], key));
         cJSON *now = json_value(&flags[i], config);
-        if (!cJSON_Compare(then, now, true)) {
+        bool was_off = group && !then && cJSON_IsFalse(now);  // a switch that the program of then did not have
+        if (!was_off && !cJSON_Compare(then, now, true)) {
             n++;
             value_text(then, before, sizeof before);
             value_text(now, after, sizeof after);

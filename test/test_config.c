@@ -253,6 +253,12 @@ static void json_round_trip_and_comparison(void **state) {
                         "global-batch: saved 8, now 16\n"
                         "lr: saved 0.0003, now 0.001\n"
                         "dtype: saved fp32, now bf16\n");
+    cJSON *older = cJSON_Duplicate(saved, true);  // of a program that did not know the switch, or the seed
+    cJSON_DeleteItemFromObject(cJSON_GetObjectItem(older, "precision"), "tf32");
+    assert_int_equal(config_compare(&a, older, differences, sizeof differences), 0);
+    cJSON_DeleteItemFromObject(cJSON_GetObjectItem(older, "data"), "seed");
+    assert_int_equal(config_compare(&a, older, differences, sizeof differences), 1);
+    cJSON_Delete(older);
     char small[20];  // no more than fits, still terminated
     assert_int_equal(config_compare(&b, saved, small, sizeof small), 5);
     assert_int_equal(strlen(small), sizeof small - 1);

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+import time
 import unittest
 
 import numpy as np
@@ -92,6 +93,17 @@ class Outputs(Misuse):
         self.assertGreater(len(self.assert_log(out)), 2)
 
 
+class Signals(Misuse):
+    def test_one_request_that_comes_as_two_signals(self):
+        """timeout(1) signals a process, and then its group."""
+        out = self.path("out")
+        process = self.start(out, stdout=subprocess.DEVNULL)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        self.assert_saved(process, out)
+
+
 class Directories(Misuse):
     def test_two_runs_in_one(self):
         out = self.path("out")
@@ -145,6 +157,8 @@ class Directories(Misuse):
             run = self.train_run("out", ["--steps", steps, "--checkpoint-every", "0"])
         self.assertEqual(len(run.events("step")), 2)
         self.assertEqual(self.read(os.path.join(out, "log.jsonl.old")).count(b'"step"'), 2 * 3 + 1)  # event and number; end
+        self.train_run("out", ["--steps", "1", "--checkpoint-every", "0"])
+        self.assertEqual(self.read(os.path.join(out, "log.jsonl.old")).count(b'"step"'), 2 * (3 + 2) + 2)
 
     def test_failure_beside_a_save(self):
         """A run whose data turn bad goes down, and the save that is under way goes well."""
@@ -172,6 +186,8 @@ class Values(Misuse):
 
     def test_tools_one_at_a_time(self):
         self.refused(["--hash", self.root, "--verify", self.root], "give one of them", code=2)
+        self.refused(["--hash", self.root, "--print-config"], "give one of them", code=2)
+        self.refused(["--verify", self.root, "--verify", self.root], "--verify is given twice", code=2)
 
     def test_validation_data_of_another_tokenizer(self):
         small = self.path("small.h5")

@@ -82,6 +82,8 @@ Status checkpoint_find(const char *given, char path[PATH_BYTES]) {
     char manifest[PATH_BYTES];
     struct stat unused;
     TRY(durable_join(manifest, given, "manifest.json"));
+    if (stat(given, &unused) == 0 && !S_ISDIR(unused.st_mode))
+        return fail("%s is a file: what is needed is the directory of a checkpoint or of a run", given);
     if (stat(manifest, &unused) != 0) {
         TRY(checkpoint_newest(given, path, PATH_BYTES));
         if (!*path)

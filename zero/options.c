@@ -16,7 +16,7 @@ Status options_open_device(const Config *c, const CommWorld *world, Device **dev
         snprintf(why, why_bytes, "a GPU answers");
     if (status != FAILED)  // more ranks than GPUs: the user decides
         return status;
-    if (c->tf32)
+    if (c->tf32 && !c->plan)
         return fail_context(status, "--tf32 on needs a GPU");
     snprintf(why, why_bytes, "the CPU, as %s", status_message());
     status_clear();

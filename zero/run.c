@@ -23,6 +23,9 @@
 // pointer: a heap that is broken once in some hundred signals.
 static _Atomic bool listening, speaks, stop_requested, save_requested;
 static double started, time_limit;  // by comm_clock; time_limit 0: none
+static double asked;                // when a stop was first asked for
+// timeout(1), among others, signals a process and then its group, which comes to two signals for one request.
+static const double SAME_REQUEST_SECONDS = 0.5;
 
 static sigset_t handled_signals(void) {
     static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP};
@@ -54,8 +57,10 @@ static void say(const char *line) {
 }
 
 static void note_stop(void) {
-    if (!stop_requested)
+    if (!stop_requested) {
+        asked = comm_clock();
         say("train_gpt: stopping after this micro-batch; a second signal stops at once, without saving\n");
+    }
     stop_requested = true;
 }
 
@@ -75,7 +80,7 @@ static void *take_signals(void *unused) {
             save_requested = true;
         else if (!listening)
             take_default(signal_number);
-        else if (stop_requested && signal_number != SIGHUP)
+        else if (stop_requested && signal_number != SIGHUP && comm_clock() - asked > SAME_REQUEST_SECONDS)
             end_at_once(signal_number);
         else
             note_stop();
@@ -162,7 +167,7 @@ static Status make_directory(const char *path) {
 static Status keep_old(const RunLog *log, const char *out) {
     char old[PATH_BYTES];
     TRY(durable_join(old, out, "log.jsonl.old"));
-    int from = log->file, to = open(old, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int from = log->file, to = open(old, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     ssize_t got = to < 0 ? -1 : 1;
     char piece[4096];
     for (off_t at = 0; got > 0; at += got)
